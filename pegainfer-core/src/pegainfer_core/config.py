@@ -1,0 +1,68 @@
+"""What the user said: every engine flag, frozen, one docstring per field.
+
+Owns names, defaults and ranges of the engine's settings. Knows nothing of a family or of the machine: `None` means "decide at
+start", and what was decided is in `ModelPlan` and `EngineInfo`, never written back here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from pegainfer_core.errors import ConfigError
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one engine. Every field is a flag of `pegainfer serve` with the same name in kebab case."""
+
+    model: str
+    """Checkpoint directory, or a hub id such as Qwen/Qwen3-0.6B."""
+    revision: str | None = None
+    """Hub revision (branch, tag or commit) to pin; None takes the default branch."""
+    device: str = "auto"
+    """auto (CUDA if there is one), cpu, cuda, or cuda:N."""
+    dtype: DType = "auto"
+    """Type of weights and activations; auto: the checkpoint's on a GPU, float32 on CPU."""
+    max_model_len: int | None = None
+    """Longest prompt plus output, in tokens; None: the checkpoint's context, as far as the page pool holds it."""
+    max_prefill_tokens: int | None = None
+    """Token budget of a step (chunked prefill); None: 1024 on CPU, 8192 on a GPU."""
+    max_running_requests: int | None = None
+    """Most requests computed together; None: 32 on CPU, 256 on a GPU."""
+    max_waiting_requests: int = 10_000
+    """Most requests that wait; more are refused with code queue_full."""
+    page_size: int = 16
+    """Tokens in one page of the KV cache."""
+    kv_cache_memory: int | None = None
+    """Bytes for the KV cache, exactly; None: 1 GiB on CPU, measured on a GPU (see gpu_memory_utilization)."""
+    gpu_memory_utilization: float = 0.90
+    """Part of the GPU's memory that weights, workspace and KV cache may use together."""
+    prefix_cache: bool = True
+    """Reuse the pages of equal prompt prefixes."""
+    run_ahead: bool = False
+    """Launch step N+1 before the tokens of step N are on the host. Same tokens either way."""
+    attention_backend: Literal["auto", "torch", "triton"] = "auto"
+    """auto: triton on CUDA, torch on CPU."""
+    seed: int = 0
+    """Seed from which requests without a seed of their own draw one."""
+    ignore_config_keys: tuple[str, ...] = ()
+    """Keys of config.json that may be ignored although the family does not know them."""
+    options: dict[str, str] = {}
+    """Family options (-o name=value), still as text; the family's dataclass gives the types."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError naming the flag that is out of range."""
+        positive = ("max_model_len", "max_prefill_tokens", "max_running_requests", "kv_cache_memory", "page_size")
+        for name in positive:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if self.max_waiting_requests < 0:
+            raise ConfigError(f"--max-waiting-requests must be 0 or more, got {self.max_waiting_requests}")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        if self.page_size & (self.page_size - 1):
+            raise ConfigError(f"--page-size must be a power of two, got {self.page_size}")

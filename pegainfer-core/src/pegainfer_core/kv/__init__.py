@@ -1,0 +1,1 @@
+"""Who holds which page of the KV cache. Torch-free, except `storage`, which owns the tensors behind the pages."""

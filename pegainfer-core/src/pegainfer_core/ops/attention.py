@@ -1,0 +1,123 @@
+"""Attention over pages: the interface of backends, and the torch one, which is the CPU path and the oracle of the others.
+
+Owns what a step's attention needs (`AttentionMetadata`) and the choice of backend. Knows nothing of requests or scheduling.
+
+Shape suffixes: T tokens, R rows, H query heads, K key/value heads, D head dim, P pages of the longest row, S page size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMetadata:
+    """Which pages each row reads and where its new tokens are written. Every row attends causally to its own context."""
+
+    query_lens: list[int]
+    """New tokens per row, on the host."""
+    context_lens: list[int]
+    """Tokens per row including the new ones, on the host."""
+    query_start_R1: Tensor
+    """int32, cumulative `query_lens` with a leading 0."""
+    context_lens_R: Tensor
+    """int32."""
+    page_table_RP: Tensor
+    """int32; row r uses the first ceil(context / S) entries, the rest are 0."""
+    write_index_T: Tensor
+    """int64: page * S + offset of every new token."""
+    max_query_len: int
+    max_context_len: int
+    num_decode_rows: int
+    """The first rows, each with one new token."""
+
+
+class AttentionBackend(ABC):
+    """One way to attend over pages. Stateless between steps apart from workspace."""
+
+    name: str
+
+    @abstractmethod
+    def plan(self, metadata: AttentionMetadata) -> None:
+        """Host work once per step, before the first layer."""
+
+    @abstractmethod
+    def run(
+        self, q_THD: Tensor, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, metadata: AttentionMetadata, scale: float
+    ) -> Tensor:
+        """Attend; keys and values of the step are already in the caches. Returns [T, H, D] in q's dtype."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """A step's attention, bound to the KV storage: what a model calls."""
+
+    backend: AttentionBackend
+    caches: list[tuple[Tensor, Tensor]]
+    """(keys, values) per model layer, each [pages, S, K, D]."""
+    metadata: AttentionMetadata
+
+    def run(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float | None = None) -> Tensor:
+        """Store the new keys and values of `layer`, then attend causally. `scale` defaults to D ** -0.5."""
+        k_cache, v_cache = self.caches[layer]
+        write_kv(k_TKD, v_TKD, k_cache, v_cache, self.metadata.write_index_T)
+        return self.backend.run(q_THD, k_cache, v_cache, self.metadata, q_THD.shape[-1] ** -0.5 if scale is None else scale)
+
+
+def write_kv(k_TKD: Tensor, v_TKD: Tensor, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, write_index_T: Tensor) -> None:
+    """Scatter new keys and values to their places in the pages."""
+    k_cache_PSKD.flatten(0, 1).index_copy_(0, write_index_T, k_TKD)
+    v_cache_PSKD.flatten(0, 1).index_copy_(0, write_index_T, v_TKD)
+
+
+class TorchAttention(AttentionBackend):
+    """Row by row with scaled_dot_product_attention over the gathered pages."""
+
+    name = "torch"
+
+    def plan(self, metadata: AttentionMetadata) -> None:
+        """Nothing to prepare."""
+
+    def run(
+        self, q_THD: Tensor, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, metadata: AttentionMetadata, scale: float
+    ) -> Tensor:
+        """See AttentionBackend."""
+        page_size = k_cache_PSKD.shape[1]
+        out_THD = torch.empty_like(q_THD)
+        start = 0
+        for row, (query_len, context_len) in enumerate(zip(metadata.query_lens, metadata.context_lens, strict=True)):
+            pages = metadata.page_table_RP[row, : -(-context_len // page_size)].long()
+            k_CKD = k_cache_PSKD[pages].flatten(0, 1)[:context_len]
+            v_CKD = v_cache_PSKD[pages].flatten(0, 1)[:context_len]
+            q_QHD = q_THD[start : start + query_len]
+            mask = None
+            if query_len > 1:
+                offset = context_len - query_len
+                mask = torch.ones(query_len, context_len, dtype=torch.bool, device=q_THD.device).tril(offset)
+            out_HQD = F.scaled_dot_product_attention(
+                q_QHD.transpose(0, 1).unsqueeze(0),
+                k_CKD.transpose(0, 1).unsqueeze(0),
+                v_CKD.transpose(0, 1).unsqueeze(0),
+                attn_mask=mask,
+                scale=scale,
+                enable_gqa=True,
+            )[0]
+            out_THD[start : start + query_len] = out_HQD.transpose(0, 1)
+            start += query_len
+        return out_THD
+
+
+def make_attention_backend(name: str, device: torch.device) -> AttentionBackend:
+    """The backend for a resolved name ("torch" or "triton"); the only place that chooses and imports one."""
+    if name == "torch":
+        return TorchAttention()
+    if name == "triton":
+        from pegainfer_core.ops.attention_triton import TritonAttention
+
+        return TritonAttention(device)
+    raise AssertionError(f"unresolved attention backend {name!r}")
