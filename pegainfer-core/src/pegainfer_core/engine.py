@@ -1,0 +1,152 @@
+"""The step loop's body: plan, run, commit, emit.
+
+Owns one scheduler and one runner, and the order of the four acts. Knows nothing of processes, text or tensors. A step that raises fails
+the requests it touched; the engine goes on unless the device itself is lost (`DeviceLostError`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from pegainfer_core.messages import AddRequest, EngineStats, RequestOutput, StepOutputs
+from pegainfer_core.plan import StepPlan, StepResult
+from pegainfer_core.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+
+class DeviceLostError(Exception):
+    """The device cannot compute any more; the engine must end."""
+
+
+class LaunchedStep(Protocol):
+    """A step that may still be running on the device."""
+
+    def wait(self) -> StepResult:
+        """Block until its results are on the host."""
+        ...
+
+
+class StepRunner(Protocol):
+    """Turns plans into results. The runner of a torch model is `runner.Runner`."""
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Start computing a plan, after every plan launched before it."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """What observers of `pegainfer_step_finished` get."""
+
+    index: int
+    num_rows: int
+    num_decode_rows: int
+    num_tokens: int
+    plan_seconds: float
+    run_seconds: float
+    """Launching this step and waiting for the one that is committed."""
+    commit_seconds: float
+    stats: EngineStats
+
+
+class Engine:
+    """Requests in, step outputs out. Single-threaded: whoever calls `step` calls everything else too."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        *,
+        run_ahead: bool = False,
+        observers: Sequence[Callable[[StepReport], None]] = (),
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.run_ahead = run_ahead
+        self._observers = list(observers)
+        self._launched: list[tuple[StepPlan, LaunchedStep]] = []
+        """Steps not committed yet, oldest first: at most one between calls of `step`."""
+        self._outputs: list[RequestOutput] = []
+        """Ends that need no step (rejections, aborts), and this step's outputs."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        return self.scheduler.has_requests or bool(self._launched) or bool(self._outputs)
+
+    def add(self, message: AddRequest) -> None:
+        """Take a request; a refusal comes out of the next `step`."""
+        rejection = self.scheduler.add(message)
+        if rejection is not None:
+            self._outputs.append(rejection)
+
+    def abort(self, request_ids: list[str]) -> None:
+        """End requests; their ends come out of the next `step`."""
+        self._outputs.extend(self.scheduler.abort(request_ids))
+
+    def step(self) -> StepOutputs:
+        """Advance by one step. With run-ahead, the outputs are those of the step before."""
+        started = time.perf_counter()
+        plan = self.scheduler.plan()
+        planned = time.perf_counter()
+        finished = self._run(plan)
+        ran = time.perf_counter()
+        self._commit(finished)
+        committed = time.perf_counter()
+        if plan is not None and self._observers:
+            self._observe(plan, planned - started, ran - planned, committed - ran)
+        return self._emit(plan)
+
+    def _run(self, plan: StepPlan | None) -> list[StepResult]:
+        """Launch the plan and wait for the steps that are due: all of them, or with run-ahead all but the newest."""
+        if plan is not None:
+            try:
+                self._launched.append((plan, self.runner.launch(plan)))
+            except Exception as error:
+                self._fail(plan, error)
+        keep = 1 if self.run_ahead and plan is not None else 0
+        finished: list[StepResult] = []
+        while len(self._launched) > keep:
+            due, launched = self._launched.pop(0)
+            try:
+                finished.append(launched.wait())
+            except Exception as error:
+                self._fail(due, error)
+        return finished
+
+    def _commit(self, finished: list[StepResult]) -> None:
+        for result in finished:
+            self._outputs.extend(self.scheduler.commit(result))
+
+    def _emit(self, plan: StepPlan | None) -> StepOutputs:
+        outputs, self._outputs = self._outputs, []
+        return StepOutputs(outputs, self.scheduler.stats(), 0 if plan is None else plan.num_tokens)
+
+    def _fail(self, plan: StepPlan, error: Exception) -> None:
+        if isinstance(error, DeviceLostError):
+            raise error
+        log.exception("step %d failed; its %d requests end with an error", plan.index, len(plan.rows), exc_info=error)
+        self._outputs.extend(self.scheduler.fail(plan, f"the engine failed computing this request: {error}"))
+
+    def _observe(self, plan: StepPlan, plan_seconds: float, run_seconds: float, commit_seconds: float) -> None:
+        report = StepReport(
+            index=plan.index,
+            num_rows=len(plan.rows),
+            num_decode_rows=sum(row.num_tokens == 1 for row in plan.rows),
+            num_tokens=plan.num_tokens,
+            plan_seconds=plan_seconds,
+            run_seconds=run_seconds,
+            commit_seconds=commit_seconds,
+            stats=self.scheduler.stats(),
+        )
+        for observe in list(self._observers):
+            try:
+                observe(report)
+            except Exception:
+                log.exception("observer %r failed and is not called again", observe)
+                self._observers.remove(observe)
