@@ -76,7 +76,7 @@ OFF_VALUES: Mapping[str, tuple[Any, ...]] = {
     "use_mrope": (False,),
     "use_sliding_window": (False,),
 }
-"""Keys that could change results, with the values (and null) at which they do not. A family that implements one reads it."""
+"""Keys that could change results, with the values (and null) at which they do not. A family that has one reads it."""
 
 
 class _Required(enum.Enum):
@@ -166,7 +166,7 @@ class ConfigReader:
         raise self.unsupported(key, supported)
 
     def only(self, key: Str, *supported: Any) -> None:
-        """Check a key whose feature the family lacks: absent, null, or one of `supported`; --ignore-config-key skips it."""
+        """Check a key whose feature the family lacks: absent, null, or one of `supported`. Can be ignored by flag."""
         self._checked.add(key)
         value = self._config.get(key)
         if value is None or self.path(key) in self._ignore or any(_same(value, candidate) for candidate in supported):
@@ -222,7 +222,7 @@ class ConfigReader:
         return self.error(f"{self.path(key)} is {shown(self._config.get(key))}; {self.family} supports {names}")
 
     def finish(self) -> None:
-        """Raise ConfigError naming every key that nobody read and that could matter. Call it when all have been read."""
+        """Raise ConfigError naming every key that nobody read and that could matter. Call it last."""
         present, read = self._paths()
         for key in sorted(self._ignore):
             if key not in present:
