@@ -1,0 +1,36 @@
+"""The HTTP application: which routes there are and what surrounds them.
+
+Owns `create_app`. Starts and stops nothing: the lifecycle (binding, loading, signals) is `serve.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pegainfer_core
+from fastapi import FastAPI
+from pegainfer_core.client import EngineClient
+
+from pegainfer_server import chat, completions, system, tokenization
+from pegainfer_server.http_errors import add_error_handlers
+from pegainfer_server.metrics import ServerMetrics
+from pegainfer_server.middleware import Gate
+from pegainfer_server.state import ServerState
+
+AddRoutes = Callable[[FastAPI, EngineClient], None]
+
+
+def create_app(state: ServerState, add_routes: AddRoutes | None = None) -> FastAPI:
+    """The application that serves `state`; `add_routes` lets plugins add theirs after the server's own."""
+    app = FastAPI(title="pegainfer", version=pegainfer_core.__version__)
+    metrics = ServerMetrics(state)
+    state.client.on_step.append(metrics.on_step)
+    add_error_handlers(app)
+    app.add_middleware(Gate, state=state, metrics=metrics)
+    app.include_router(system.router(state, metrics))
+    app.include_router(completions.router(state, metrics))
+    app.include_router(chat.router(state, metrics))
+    app.include_router(tokenization.router(state))
+    if add_routes is not None:
+        add_routes(app, state.client)
+    return app

@@ -1,0 +1,112 @@
+"""Errors as the OpenAI API words them: one object, one shape, the right status.
+
+Owns `ApiError`, the mapping from core's exceptions to statuses, and the handlers that keep FastAPI's own `detail` shape away from
+clients. Knows nothing of routes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from pegainfer_core.errors import EngineDeadError, RequestError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+log = logging.getLogger(__name__)
+
+STATUS_CLIENT_GONE = 499  # nobody reads it; it marks the request in access logs
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_REJECTIONS = {"queue_full": 429}  # every other RejectionCode is the client's own fault: 400
+_MESSAGES = {404: "there is no such route", 405: "this route does not take this method"}
+
+
+class ApiError(Exception):
+    """An answer other than success. `param` names the offending field, `code` is stable and meant for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error object, the same in a response and in a stream."""
+        kind = _TYPES.get(self.status) or ("server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The HTTP response."""
+        return Response(
+            msgspec.json.encode(self.body), self.status, headers=self.headers, media_type="application/json"
+        )
+
+
+def bad_request(message: str, param: str | None = None, code: str = "invalid_request") -> ApiError:
+    """A 400; `param` names the field."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What the client is told about `error`. Anything unforeseen is logged in full and told as a bare 500."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestError):
+        return rejected(str(error), error.code, error.param)
+    if isinstance(error, EngineDeadError):
+        return ApiError(503, f"the engine is not running: {error}", code="engine_dead")
+    log.error("a request failed unexpectedly", exc_info=error)
+    return ApiError(500, "internal error; the server's log has the details", code="internal_error")
+
+
+def rejected(message: str, code: str, param: str | None = None) -> ApiError:
+    """A refusal by the engine or by the validation of sampling parameters, by its `RejectionCode`."""
+    status = _REJECTIONS.get(code, 400)
+    return ApiError(status, message, code=code, param=param, headers={"Retry-After": "1"} if status == 429 else None)
+
+
+async def _on_api_error(_: Request, error: Exception) -> Response:
+    return as_api_error(error).response()
+
+
+async def _on_http_exception(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), error
+    message = _MESSAGES.get(error.status_code, str(error.detail))
+    return ApiError(error.status_code, message, headers=error.headers).response()
+
+
+async def _on_validation_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError), error
+    first = error.errors()[0]
+    param = ".".join(str(part) for part in first["loc"][1:])
+    return bad_request(f"{param}: {first['msg']}", param).response()
+
+
+async def _on_disconnect(_: Request, __: Exception) -> Response:
+    return Response(status_code=STATUS_CLIENT_GONE)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Make every error of `app` an OpenAI error object."""
+    for kind in (ApiError, RequestError, EngineDeadError):
+        app.add_exception_handler(kind, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
