@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import signal
 import socket
 import subprocess
 import sys
@@ -41,12 +40,14 @@ def main() -> int:
     console = Console()
     try:
         checkpoint = ensure_checkpoint()
-        with server(checkpoint, arguments.port or free_port(), console) as url:
+        with server(checkpoint, arguments.port or free_port(), console) as (url, process):
             ask(url, arguments.prompt, console)
             explain(url, checkpoint, console)
             if arguments.keep:
                 console.print("\nServing until Ctrl-C.")
-                signal.sigwait({signal.SIGINT, signal.SIGTERM})
+                process.wait()
+    except KeyboardInterrupt:
+        return 130
     except (DemoError, SourceError, httpx.HTTPError) as error:
         console.print(f"[bold red]make demo failed:[/] {error}")
         return 1
@@ -54,8 +55,8 @@ def main() -> int:
 
 
 @contextlib.contextmanager
-def server(checkpoint: Path, port: int, console: Console) -> Iterator[str]:
-    """A running, ready server; its base URL. Stopped on leaving."""
+def server(checkpoint: Path, port: int, console: Console) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A running, ready server: its base URL and its process. Stopped on leaving."""
     command = [str(Path(sys.executable).with_name("pegainfer")), "serve", str(checkpoint)]
     command += ["--port", str(port), "--served-model-name", MODEL]
     console.print(f"\n[dim]$ {' '.join(['pegainfer', *command[1:]])}[/]")
@@ -65,9 +66,10 @@ def server(checkpoint: Path, port: int, console: Console) -> Iterator[str]:
         url = f"http://127.0.0.1:{port}"
         wait_ready(process, url)
         console.print(f"[dim]ready after {time.monotonic() - started:.1f} s[/]")
-        yield url
+        yield url, process
     finally:
-        process.terminate()
+        if process.poll() is None:
+            process.terminate()
         try:
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
