@@ -46,6 +46,12 @@ class AttentionBackend(ABC):
     def plan(self, metadata: AttentionMetadata) -> None:
         """Host work once per step, before the first layer."""
 
+    def write(
+        self, k_TKD: Tensor, v_TKD: Tensor, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, write_index_T: Tensor
+    ) -> None:
+        """Scatter the step's new keys and values to their places in the pages."""
+        write_kv(k_TKD, v_TKD, k_cache_PSKD, v_cache_PSKD, write_index_T)
+
     @abstractmethod
     def run(
         self, q_THD: Tensor, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, metadata: AttentionMetadata, scale: float
@@ -65,7 +71,7 @@ class Attention:
     def run(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float | None = None) -> Tensor:
         """Store the new keys and values of `layer`, then attend causally. `scale` defaults to D ** -0.5."""
         k_cache, v_cache = self.caches[layer]
-        write_kv(k_TKD, v_TKD, k_cache, v_cache, self.metadata.write_index_T)
+        self.backend.write(k_TKD, v_TKD, k_cache, v_cache, self.metadata.write_index_T)
         return self.backend.run(q_THD, k_cache, v_cache, self.metadata, q_THD.shape[-1] ** -0.5 if scale is None else scale)
 
 

@@ -1,0 +1,271 @@
+"""Triton kernels of paged attention: attend over pages, join the parts of a split context, write keys and values.
+
+Owns what runs on the device; grids, tiles and buffers are the caller's (ops/attention_triton.py). Runs on any CUDA GPU
+of compute capability 8.0 or later, and on CPU tensors in Triton's interpreter. Offsets into the cache are int64.
+
+Shape suffixes: T tokens, H query heads, K key/value heads, D head dim, C parts of a split context; of one program:
+M query rows (tokens x query heads of one kv head), N keys.
+"""
+
+# ruff: noqa: ANN001, ANN201, ANN202
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _find_row(query_start_ptr, first, num_rows, block, BLOCK_Q: tl.constexpr):
+    """The row (counted from `first`) that owns query block `block`.
+
+    Row r starts at block (tokens before it) // BLOCK_Q + r, which leaves every row room for its last, partial block.
+    """
+    low = 0
+    high = num_rows - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if (tl.load(query_start_ptr + first + middle) - first) // BLOCK_Q + middle <= block:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@triton.jit
+def _attend_keys(
+    q_MD,
+    acc_MD,
+    max_M,
+    sum_M,
+    position_M,
+    begin,
+    end,
+    table_ptr,
+    k_ptr,
+    v_ptr,
+    stride_page,
+    stride_slot,
+    scale_log2,
+    MASKED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    IEEE: tl.constexpr,
+):
+    """Online softmax over keys [begin, end). Without MASKED these are whole tiles that every query sees."""
+    precision: tl.constexpr = "ieee" if IEEE else None
+    offset_D = tl.arange(0, BLOCK_D)
+    for start in range(begin, end, BLOCK_N):
+        key_N = start + tl.arange(0, BLOCK_N)
+        if MASKED:
+            inside_N = key_N < end
+            page_N = tl.load(table_ptr + key_N // PAGE_SIZE, mask=inside_N, other=0)
+        else:
+            page_N = tl.load(table_ptr + key_N // PAGE_SIZE)
+        place_N = page_N.to(tl.int64) * stride_page + (key_N % PAGE_SIZE) * stride_slot
+        place_ND = place_N[:, None] + offset_D[None, :]
+        if MASKED:
+            inside_ND = inside_N[:, None] & (offset_D < HEAD_DIM)[None, :]
+            k_ND = tl.load(k_ptr + place_ND, mask=inside_ND, other=0.0)
+            v_ND = tl.load(v_ptr + place_ND, mask=inside_ND, other=0.0)
+        elif HEAD_DIM != BLOCK_D:
+            k_ND = tl.load(k_ptr + place_ND, mask=(offset_D < HEAD_DIM)[None, :], other=0.0)
+            v_ND = tl.load(v_ptr + place_ND, mask=(offset_D < HEAD_DIM)[None, :], other=0.0)
+        else:
+            k_ND = tl.load(k_ptr + place_ND)
+            v_ND = tl.load(v_ptr + place_ND)
+        score_MN = tl.dot(q_MD, tl.trans(k_ND), input_precision=precision)
+        if MASKED:
+            seen_MN = inside_N[None, :] & (key_N[None, :] <= position_M[:, None])
+            score_MN = tl.where(seen_MN, score_MN, float("-inf"))
+        new_max_M = tl.maximum(max_M, tl.max(score_MN, 1) * scale_log2)
+        # a query that has seen no key yet keeps -inf; 0 in its place keeps -inf - -inf out of the exponent
+        base_M = tl.where(new_max_M == float("-inf"), 0.0, new_max_M)
+        weight_MN = tl.exp2(score_MN * scale_log2 - base_M[:, None])
+        decay_M = tl.exp2(max_M - base_M)
+        sum_M = sum_M * decay_M + tl.sum(weight_MN, 1)
+        acc_MD = tl.dot(weight_MN.to(v_ND.dtype), v_ND, acc_MD * decay_M[:, None], input_precision=precision)
+        max_M = new_max_M
+    return acc_MD, max_M, sum_M
+
+
+@triton.jit(do_not_specialize=["first", "num_rows", "num_parts", "shortest_part", "stride_table"])
+def attend_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    query_start_ptr,
+    context_lens_ptr,
+    page_table_ptr,
+    stride_token,
+    stride_head,
+    stride_page,
+    stride_slot,
+    stride_kv_head,
+    stride_table,
+    scale_log2,
+    first,
+    num_rows,
+    num_parts,
+    shortest_part,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    DECODE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    IEEE: tl.constexpr,
+):
+    """One tile of queries of one kv head over one part of its context.
+
+    Grid (query blocks, K, parts). Rows and tokens start at `first`. Writes `out` [T, H, D]; with SPLIT instead the
+    part's own softmax result [T, H, C, D] and its log2-sum [T, H, C] (-inf: no key), both counted from `first`.
+    """
+    kv_head = tl.program_id(1)
+    part = tl.program_id(2)
+    BLOCK_Q: tl.constexpr = 1 if DECODE else BLOCK_M // GROUP
+    if DECODE:
+        row = tl.program_id(0)
+        query_len = 1
+        query = 0
+    else:
+        # later blocks of a row see more keys: they go first, so that short ones fill the end of the launch
+        block = tl.num_programs(0) - 1 - tl.program_id(0)
+        row = _find_row(query_start_ptr, first, num_rows, block, BLOCK_Q)
+        row_start = tl.load(query_start_ptr + first + row)
+        query_len = tl.load(query_start_ptr + first + row + 1) - row_start
+        query = (block - ((row_start - first) // BLOCK_Q + row)) * BLOCK_Q
+        if query >= query_len:
+            return
+    token = tl.load(query_start_ptr + first + row) + query
+    context_len = tl.load(context_lens_ptr + first + row)
+    first_position = context_len - query_len + query
+
+    offset_M = tl.arange(0, BLOCK_M)
+    offset_D = tl.arange(0, BLOCK_D)
+    query_M = offset_M // GROUP
+    head_M = kv_head * GROUP + offset_M % GROUP
+    valid_M = (query_M < BLOCK_Q) & (query + query_M < query_len)
+    valid_MD = valid_M[:, None] & (offset_D < HEAD_DIM)[None, :]
+    position_M = first_position + query_M
+
+    begin = 0
+    end = tl.minimum(context_len, first_position + BLOCK_Q)
+    result_M = ((token + query_M) * (KV_HEADS * GROUP) + head_M).to(tl.int64)
+    if SPLIT:
+        result_M = ((token - first + query_M) * (KV_HEADS * GROUP) + head_M).to(tl.int64) * num_parts + part
+        length = tl.maximum(shortest_part, (end + num_parts - 1) // num_parts)
+        length = (length + BLOCK_N - 1) // BLOCK_N * BLOCK_N
+        begin = part * length
+        if begin >= end:
+            tl.store(lse_ptr + result_M, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=valid_M)
+            return
+        end = tl.minimum(begin + length, end)
+
+    q_place_MD = (
+        (token + query_M).to(tl.int64)[:, None] * stride_token + head_M[:, None] * stride_head + offset_D[None, :]
+    )
+    q_MD = tl.load(q_ptr + q_place_MD, mask=valid_MD, other=0.0)
+    table_ptr = page_table_ptr + (first + row).to(tl.int64) * stride_table
+    k_ptr += kv_head * stride_kv_head
+    v_ptr += kv_head * stride_kv_head
+    acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    max_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    sum_M = tl.zeros([BLOCK_M], tl.float32)
+    # keys up to the tile's first position are seen by all its queries; whole tiles of those need no mask
+    middle = tl.maximum(begin, tl.minimum(end, first_position + 1) // BLOCK_N * BLOCK_N)
+    acc_MD, max_M, sum_M = _attend_keys(
+        *(q_MD, acc_MD, max_M, sum_M, position_M, begin, middle),
+        *(table_ptr, k_ptr, v_ptr, stride_page, stride_slot, scale_log2),
+        *(False, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, IEEE),
+    )
+    acc_MD, max_M, sum_M = _attend_keys(
+        *(q_MD, acc_MD, max_M, sum_M, position_M, middle, end),
+        *(table_ptr, k_ptr, v_ptr, stride_page, stride_slot, scale_log2),
+        *(True, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, IEEE),
+    )
+    # a row without any key (padding, or a part behind a query) gives 0, not 0 / 0; NaN passes
+    divisor_M = tl.where(sum_M == 0.0, 1.0, sum_M)
+    acc_MD = acc_MD / divisor_M[:, None]
+    out_place_MD = result_M[:, None] * HEAD_DIM + offset_D[None, :]
+    tl.store(out_ptr + out_place_MD, acc_MD.to(out_ptr.dtype.element_ty), mask=valid_MD)
+    if SPLIT:
+        tl.store(lse_ptr + result_M, max_M + tl.log2(divisor_M), mask=valid_M)
+
+
+@triton.jit(do_not_specialize=["first", "num_parts"])
+def merge_kernel(
+    part_ptr,
+    lse_ptr,
+    out_ptr,
+    first,
+    num_parts,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """Join the parts of one token and head: the mean of their results, weighted by 2 ** log2-sum. Grid (tokens, H)."""
+    token = tl.program_id(0)
+    head = tl.program_id(1)
+    source = (token * HEADS + head).to(tl.int64) * num_parts
+    offset_C = tl.arange(0, BLOCK_C)
+    offset_D = tl.arange(0, BLOCK_D)
+    top_C = tl.full([BLOCK_C], float("-inf"), tl.float32)
+    for start in range(0, num_parts, BLOCK_C):
+        inside_C = start + offset_C < num_parts
+        top_C = tl.maximum(top_C, tl.load(lse_ptr + source + start + offset_C, mask=inside_C, other=float("-inf")))
+    top = tl.max(top_C, 0)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    acc_D = tl.zeros([BLOCK_D], tl.float32)
+    sum_C = tl.zeros([BLOCK_C], tl.float32)
+    for start in range(0, num_parts, BLOCK_C):
+        part_C = start + offset_C
+        lse_C = tl.load(lse_ptr + source + part_C, mask=part_C < num_parts, other=float("-inf"))
+        weight_C = tl.exp2(lse_C - top)
+        # a part without keys was not written: its memory must not be read
+        wanted_CD = (lse_C != float("-inf"))[:, None] & (offset_D < HEAD_DIM)[None, :]
+        place_CD = (source + part_C)[:, None] * HEAD_DIM + offset_D[None, :]
+        part_CD = tl.load(part_ptr + place_CD, mask=wanted_CD, other=0.0)
+        acc_D += tl.sum(part_CD * weight_C[:, None], 0)
+        sum_C += weight_C
+    total = tl.sum(sum_C, 0)
+    acc_D = acc_D / tl.where(total == 0.0, 1.0, total)
+    out_place_D = ((first + token) * HEADS + head).to(tl.int64) * HEAD_DIM + offset_D
+    tl.store(out_ptr + out_place_D, acc_D.to(out_ptr.dtype.element_ty), mask=offset_D < HEAD_DIM)
+
+
+@triton.jit
+def write_kernel(
+    k_ptr,
+    v_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    write_index_ptr,
+    stride_k_token,
+    stride_k_head,
+    stride_v_token,
+    stride_v_head,
+    stride_slot,
+    stride_kv_head,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Copy one token's keys and values [K, D] to its place in the pages. Grid (T,)."""
+    token = tl.program_id(0)
+    offset = tl.arange(0, BLOCK)
+    inside = offset < KV_HEADS * HEAD_DIM
+    head = offset // HEAD_DIM
+    dim = offset % HEAD_DIM
+    place = tl.load(write_index_ptr + token) * stride_slot + head * stride_kv_head + dim
+    k = tl.load(k_ptr + token.to(tl.int64) * stride_k_token + head * stride_k_head + dim, mask=inside)
+    v = tl.load(v_ptr + token.to(tl.int64) * stride_v_token + head * stride_v_head + dim, mask=inside)
+    tl.store(k_cache_ptr + place, k, mask=inside)
+    tl.store(v_cache_ptr + place, v, mask=inside)

@@ -1,0 +1,189 @@
+"""Attention over pages on CUDA through Triton: prompts, chunks, decode rows and any mixture of them.
+
+Owns the launches: tiles, grids, and the rule that splits a long context over several programs. Knows nothing of
+requests; the torch backend in ops/attention.py is its oracle. Invariant: no launch waits for the device, and every grid
+follows from numbers the host knows (rows, tokens, max_query_len, max_context_len), so that a captured launch stays
+right while contexts grow below that bound.
+
+Shape suffixes: T tokens, R rows, H query heads, K key/value heads, D head dim, P pages, S page size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import triton
+from torch import Tensor
+
+from pegainfer_core.ops.attention import AttentionBackend, AttentionMetadata
+from pegainfer_core.ops.attention_kernels import attend_kernel, merge_kernel, write_kernel
+
+LOG2_E = 1.4426950408889634
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """Shape of one program of the attention kernel."""
+
+    queries: int
+    """BLOCK_M: query rows, a power of two of at least 16."""
+    keys: int
+    """BLOCK_N: keys of one turn of the loop, a power of two of at least 16."""
+    warps: int
+    stages: int
+    """Depth of the software pipeline."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SplitRule:
+    """Into how many parts contexts are split: from bounds the host knows; a row divides its own length on the device.
+
+    Parts are added until `programs` programs are in flight. A part has at least `shortest` tokens, so short rows beside
+    a long one use fewer. None has more than `longest`, so one long row of a large batch does not run alone at the end.
+    """
+
+    programs: int
+    shortest: int
+    longest: int
+    most: int = 128
+    """Bound on the parts of one row; 1 turns splitting off."""
+
+    def parts(self, programs: int, max_context_len: int) -> int:
+        """Parts for a launch of `programs` (query blocks x kv heads) whose longest row has `max_context_len` keys."""
+        to_fill = self.programs // max(programs, 1)
+        to_balance = _cdiv(max_context_len, self.longest)
+        return max(1, min(max(to_fill, to_balance), _cdiv(max_context_len, self.shortest), self.most))
+
+
+class TritonAttention(AttentionBackend):
+    """For CUDA GPUs of compute capability 8.0 or later; with TRITON_INTERPRET=1 also for CPU tensors (tests)."""
+
+    name = "triton"
+
+    def __init__(self, device: torch.device, split_rule: SplitRule | None = None) -> None:
+        """`split_rule` defaults to one that fills the device four times over."""
+        processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+        self._split_rule = split_rule or SplitRule(programs=4 * processors, shortest=128, longest=4096)
+
+    def plan(self, metadata: AttentionMetadata) -> None:
+        """Nothing: grids follow from the metadata's host numbers, row lookup happens on the device."""
+
+    def tile(self, dtype: torch.dtype, head_dim: int, rows: int) -> Tile:
+        """The tile for `rows` query rows (tokens x group) in the longest row. All fit in 99 KiB of shared memory."""
+        wide = head_dim > 128
+        if dtype == torch.float32:
+            return Tile(queries=16, keys=16 if wide else 32, warps=4, stages=2)
+        if rows <= 16:
+            return Tile(queries=16, keys=32 if wide else 64, warps=4, stages=2 if wide else 3)
+        if rows <= 64 or wide:
+            return Tile(queries=64, keys=32 if wide else 64, warps=4, stages=2)
+        return Tile(queries=128, keys=64, warps=8, stages=2)
+
+    def write(
+        self, k_TKD: Tensor, v_TKD: Tensor, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, write_index_T: Tensor
+    ) -> None:
+        """See AttentionBackend."""
+        _, num_kv_heads, head_dim = k_TKD.shape
+        _check_layout(k_TKD, v_TKD, k_cache_PSKD, v_cache_PSKD)
+        assert k_cache_PSKD.stride(0) == k_cache_PSKD.shape[1] * k_cache_PSKD.stride(1), "slots must be evenly spaced"
+        block = triton.next_power_of_2(num_kv_heads * head_dim)
+        write_kernel[(k_TKD.shape[0],)](
+            k_TKD,
+            v_TKD,
+            k_cache_PSKD,
+            v_cache_PSKD,
+            write_index_T,
+            *(k_TKD.stride(0), k_TKD.stride(1), v_TKD.stride(0), v_TKD.stride(1)),
+            *(k_cache_PSKD.stride(1), k_cache_PSKD.stride(2)),
+            KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            BLOCK=block,
+            num_warps=4 if block <= 4096 else 8,
+        )
+
+    def run(
+        self, q_THD: Tensor, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, metadata: AttentionMetadata, scale: float
+    ) -> Tensor:
+        """See AttentionBackend. Decode rows have a launch with tiles of one token, the other rows one of their own."""
+        _check_layout(q_THD, k_cache_PSKD, v_cache_PSKD)
+        assert scale > 0.0, "the running maximum is taken before scaling"
+        out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
+        if metadata.num_decode_rows:
+            self._launch(q_THD, k_cache_PSKD, v_cache_PSKD, metadata, scale, out_THD, decode=True)
+        if metadata.num_decode_rows < len(metadata.query_lens):
+            self._launch(q_THD, k_cache_PSKD, v_cache_PSKD, metadata, scale, out_THD, decode=False)
+        return out_THD
+
+    def _launch(
+        self,
+        q_THD: Tensor,
+        k_cache_PSKD: Tensor,
+        v_cache_PSKD: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        out_THD: Tensor,
+        decode: bool,
+    ) -> None:
+        """Attend for the decode rows or for the others, into their part of `out_THD`."""
+        tokens, heads, head_dim = q_THD.shape
+        page_size, kv_heads = k_cache_PSKD.shape[1:3]
+        group = heads // kv_heads
+        tile = self.tile(q_THD.dtype, head_dim, group if decode else group * metadata.max_query_len)
+        block_m = max(tile.queries, triton.next_power_of_2(group))
+        first = 0 if decode else metadata.num_decode_rows
+        num_rows = metadata.num_decode_rows if decode else len(metadata.query_lens) - first
+        num_tokens = num_rows if decode else tokens - first
+        blocks = num_rows if decode else num_tokens // (block_m // group) + num_rows
+        parts = self._split_rule.parts(blocks * kv_heads, metadata.max_context_len)
+        block_d = max(16, triton.next_power_of_2(head_dim))
+        result, lse = out_THD, out_THD
+        if parts > 1:
+            result = out_THD.new_empty((num_tokens, heads, parts, head_dim), dtype=torch.float32)
+            lse = out_THD.new_empty((num_tokens, heads, parts), dtype=torch.float32)
+        attend_kernel[(blocks, kv_heads, parts)](
+            q_THD,
+            k_cache_PSKD,
+            v_cache_PSKD,
+            result,
+            lse,
+            metadata.query_start_R1,
+            metadata.context_lens_R,
+            metadata.page_table_RP,
+            *(q_THD.stride(0), q_THD.stride(1)),
+            *k_cache_PSKD.stride()[:3],
+            metadata.page_table_RP.stride(0),
+            scale * LOG2_E,
+            *(first, num_rows, parts, self._split_rule.shortest),
+            KV_HEADS=kv_heads,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            BLOCK_D=block_d,
+            BLOCK_M=block_m,
+            BLOCK_N=tile.keys,
+            PAGE_SIZE=page_size,
+            DECODE=decode,
+            SPLIT=parts > 1,
+            IEEE=q_THD.dtype == torch.float32,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+        )
+        if parts > 1:
+            merge_kernel[(num_tokens, heads)](
+                *(result, lse, out_THD, first, parts),
+                HEADS=heads,
+                HEAD_DIM=head_dim,
+                BLOCK_D=block_d,
+                BLOCK_C=16,
+                num_warps=4,
+            )
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _check_layout(*tensors: Tensor) -> None:
+    """The kernels want dense heads, and one layout for keys and values (the last two tensors)."""
+    assert all(tensor.stride(-1) == 1 for tensor in tensors), "the head dimension must be dense"
+    assert tensors[-1].stride() == tensors[-2].stride(), "key and value pages must have one layout"
