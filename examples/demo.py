@@ -59,7 +59,7 @@ def server(checkpoint: Path, port: int, console: Console) -> Iterator[tuple[str,
     """A running, ready server: its base URL and its process. Stopped on leaving."""
     command = [str(Path(sys.executable).with_name("pegainfer")), "serve", str(checkpoint)]
     command += ["--port", str(port), "--served-model-name", MODEL]
-    console.print(f"\n[dim]$ {' '.join(['pegainfer', *command[1:]])}[/]")
+    console.print(f"\n[dim]$ {' '.join(['pegainfer', *command[1:]])}[/]", highlight=False, soft_wrap=True)
     started = time.monotonic()
     process = subprocess.Popen(command)
     try:
