@@ -13,7 +13,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["pegainfer-core", "pegainfer-server", "pegainfer-qwen3", "examples/pegainfer-llama"]
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package / "src").rglob("*.py"))
 ALL_FILES = sorted(
-    path for folder in (*PACKAGES, "tests", "examples", "docs", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+    {
+        path
+        for folder in (*PACKAGES, "tests", "examples", "docs", "benchmarks")
+        for path in (ROOT / folder).rglob("*.py")
+    }
 )
 
 SYNONYMS = {
