@@ -1,0 +1,16 @@
+"""Gated activations over stacked gate and up projections.
+
+Owns element-wise functions between two matrix products. Shape suffix: F intermediate size; leading dimensions are
+free.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def silu_mul(gate_up_2F: Tensor) -> Tensor:
+    """silu(gate) * up of a tensor whose last dimension is [gate, up], each of size F."""
+    gate_F, up_F = gate_up_2F.chunk(2, dim=-1)
+    return F.silu(gate_F) * up_F

@@ -1,0 +1,248 @@
+"""Fills a model's parameters from safetensors: each tensor read once, cast and copied straight to its place.
+
+Owns the application of `ModelPlan.weight_rules`. Knows no family's names. Invariant: strict both ways. Every tensor a
+rule names exists with the declared shape and a supported type, and every tensor of the checkpoint is named by a rule or
+by `ModelPlan.skipped_tensors`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from pegainfer_core.checkpoint import weight_files
+from pegainfer_core.errors import CheckpointError, PluginError
+from pegainfer_core.family import ModelPlan, WeightRule
+
+SUPPORTED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""Types of checkpoint tensors, by their names in safetensors headers."""
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all), counted as the checkpoint stores them."""
+
+
+def load_weights(
+    model: nn.Module,
+    plan: ModelPlan,
+    checkpoint_path: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    on_progress: Progress | None = None,
+) -> int:
+    """Replace every meta parameter of `model` by its values on `device`; returns the bytes they take there.
+
+    Parameters keep the type that the family gave them: `dtype`, or float32 where it wants more. Raises CheckpointError
+    for whatever is wrong with the files, naming tensor, file, found and expected, and PluginError if the family's rules
+    and its module do not agree.
+    """
+    rules = {rule.parameter: rule for rule in plan.weight_rules}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    _check_rules(plan, rules, parameters, dtype)
+    with contextlib.ExitStack() as stack:
+        stored = _open_tensors(checkpoint_path, stack)
+        _check_names(plan, stored, checkpoint_path)
+        for rule in plan.weight_rules:
+            _check_sources(plan, rule, stored)
+        # A tied parameter comes after the one it may share.
+        order = sorted(plan.weight_rules, key=lambda rule: rule.tied_to is not None)
+        progress = _Progress(on_progress, sum(t.num_bytes for rule in order for t in _sources(rule, stored)))
+        for rule in order:
+            sources = _sources(rule, stored)
+            if rule.tied_to is not None and _shares(sources, _sources(rules[rule.tied_to], stored)):
+                value = model.get_parameter(rule.tied_to)
+                progress.add(sum(source.num_bytes for source in sources))
+            else:
+                value = _load(sources, parameters[rule.parameter], device, progress)
+            _set_parameter(model, rule.parameter, value)
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+# files
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """One tensor of an open safetensors file, as its header describes it."""
+
+    name: str
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+    """As safetensors spells it."""
+    handle: Any
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the file; only for supported types."""
+        return math.prod(self.shape) * SUPPORTED_DTYPES[self.dtype].itemsize
+
+    def read(self) -> Tensor:
+        """The values on the CPU, backed by the mapped file."""
+        try:
+            tensor: Tensor = self.handle.get_tensor(self.name)
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise CheckpointError(f"{self.file}: tensor {self.name} cannot be read: {error}") from error
+        return tensor
+
+
+def _open_tensors(path: Path, stack: contextlib.ExitStack) -> dict[str, StoredTensor]:
+    """Every tensor of the checkpoint by name; the files stay open (mapped) as long as `stack`."""
+    stored: dict[str, StoredTensor] = {}
+    for file in sorted(set(weight_files(path).values())):
+        try:
+            handle = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
+            for name in handle.keys():  # noqa: SIM118 - a safetensors handle is not iterable
+                if name in stored:
+                    raise CheckpointError(f"tensor {name} is in two files: {stored[name].file} and {file}")
+                view = handle.get_slice(name)
+                shape, dtype = tuple(view.get_shape()), str(view.get_dtype())
+                stored[name] = StoredTensor(name=name, file=file, shape=shape, dtype=dtype, handle=handle)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file} is no complete safetensors file: {error}") from error
+    return stored
+
+
+def _sources(rule: WeightRule, stored: Mapping[str, StoredTensor]) -> list[StoredTensor]:
+    """The rule's tensors in its order; none for a tied parameter that the checkpoint leaves out."""
+    return [stored[source.name] for source in rule.sources if source.name in stored]
+
+
+# checks
+
+
+def _check_rules(
+    plan: ModelPlan, rules: Mapping[str, WeightRule], parameters: Mapping[str, nn.Parameter], dtype: torch.dtype
+) -> None:
+    """The family's own two tables must agree; a difference is a bug of the plugin, not of the checkpoint."""
+    for kind, names in (
+        ("parameter", [rule.parameter for rule in plan.weight_rules]),
+        ("tensor", [source.name for rule in plan.weight_rules for source in rule.sources]),
+    ):
+        repeated = [name for name, count in Counter(names).items() if count > 1]
+        if repeated:
+            raise PluginError(f"{plan.family}: {kind} {repeated[0]} has two weight rules")
+    without_rule, without_parameter = parameters.keys() - rules.keys(), rules.keys() - parameters.keys()
+    if without_rule or without_parameter:
+        raise PluginError(
+            f"{plan.family}: weight rules and parameters differ: no rule for {_listed(without_rule)}, "
+            f"no parameter for {_listed(without_parameter)}"
+        )
+    for name, rule in rules.items():
+        parameter = parameters[name]
+        shape = _stacked_shape(plan, rule)
+        if shape != tuple(parameter.shape):
+            raise PluginError(f"{plan.family}: {name} is {list(parameter.shape)}, its weight rule {list(shape)}")
+        if parameter.dtype not in (dtype, torch.float32):
+            raise PluginError(f"{plan.family}: {name} is {parameter.dtype}; it must be {dtype} or torch.float32")
+        if rule.tied_to is not None and (rule.tied_to not in rules or rules[rule.tied_to].tied_to is not None):
+            raise PluginError(f"{plan.family}: {name} is tied to {rule.tied_to}, which has no rule of its own")
+
+
+def _stacked_shape(plan: ModelPlan, rule: WeightRule) -> tuple[int, ...]:
+    shapes = [source.shape for source in rule.sources]
+    if not shapes or any(len(shape) == 0 or shape[1:] != shapes[0][1:] for shape in shapes):
+        raise PluginError(f"{plan.family}: the sources of {rule.parameter} cannot be stacked: {shapes}")
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+
+
+def _check_names(plan: ModelPlan, stored: Mapping[str, StoredTensor], path: Path) -> None:
+    """Nothing missing, nothing unknown."""
+    missing: list[str] = []
+    for rule in plan.weight_rules:
+        absent = [source for source in rule.sources if source.name not in stored]
+        if rule.tied_to is None or len(absent) < len(rule.sources):
+            missing.extend(f"{source.name} {list(source.shape)}" for source in absent)
+    expected = {source.name for rule in plan.weight_rules for source in rule.sources}
+    skipped = [re.compile(pattern) for pattern in plan.skipped_tensors]
+    extra = [
+        f"{name} ({stored[name].file.name})"
+        for name in stored
+        if name not in expected and not any(pattern.fullmatch(name) for pattern in skipped)
+    ]
+    if missing or extra:
+        complaints = [f"lacks {_listed(missing)}"] if missing else []
+        complaints += [f"has {_listed(extra)}, which {plan.family} does not know"] if extra else []
+        raise CheckpointError(f"{path}: the checkpoint {' and '.join(complaints)}")
+
+
+def _check_sources(plan: ModelPlan, rule: WeightRule, stored: Mapping[str, StoredTensor]) -> None:
+    """Shapes and types of one rule's tensors."""
+    expected = {source.name: source.shape for source in rule.sources}
+    for found in _sources(rule, stored):
+        if found.dtype not in SUPPORTED_DTYPES:
+            supported = ", ".join(SUPPORTED_DTYPES)
+            raise CheckpointError(
+                f"{found.file}: tensor {found.name} has type {found.dtype}; {plan.family} supports {supported}"
+            )
+        if found.shape != expected[found.name]:
+            raise CheckpointError(
+                f"{found.file}: tensor {found.name} has shape {list(found.shape)}; "
+                f"config.json implies {list(expected[found.name])}"
+            )
+
+
+def _listed(names: Iterable[str], most: int = 3) -> str:
+    """The first few names and how many more there are."""
+    found: Sequence[str] = sorted(names)
+    rest = f" and {len(found) - most} more" if len(found) > most else ""
+    return (", ".join(found[:most]) or "none") + rest
+
+
+# values
+
+
+class _Progress:
+    """Adds up bytes for the callback."""
+
+    def __init__(self, callback: Progress | None, total: int) -> None:
+        self._callback = callback
+        self._total = total
+        self._done = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Count and tell."""
+        self._done += num_bytes
+        if self._callback is not None:
+            self._callback(self._done, self._total)
+
+
+def _load(sources: Sequence[StoredTensor], like: Tensor, device: torch.device, progress: _Progress) -> nn.Parameter:
+    """A new parameter of `like`'s shape and type with the sources stacked in it."""
+    value = torch.empty(like.shape, dtype=like.dtype, device=device)
+    start = 0
+    for source in sources:
+        end = start + source.shape[0]
+        value[start:end].copy_(source.read())
+        start = end
+        progress.add(source.num_bytes)
+    assert start == value.shape[0], "the checks above let through only complete stacks"
+    return nn.Parameter(value, requires_grad=False)
+
+
+def _shares(sources: Sequence[StoredTensor], others: Sequence[StoredTensor]) -> bool:
+    """Whether a tied parameter is left out of the checkpoint, or in it bit for bit as the other parameter is."""
+    if not sources:
+        return True
+    if [(source.dtype, source.shape) for source in sources] != [(other.dtype, other.shape) for other in others]:
+        return False
+    pairs = zip(sources, others, strict=True)
+    return all(torch.equal(_bits(source.read()), _bits(other.read())) for source, other in pairs)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.int32 if tensor.element_size() == 4 else torch.int16)
+
+
+def _set_parameter(model: nn.Module, name: str, value: nn.Parameter) -> None:
+    parent, _, leaf = name.rpartition(".")
+    model.get_submodule(parent).register_parameter(leaf, value)
