@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Literal
 
 from pegainfer_core.errors import EngineDeadError
@@ -72,7 +72,7 @@ class EngineClient(ABC):
             await self._changed.wait()
         return self.death or "closed"
 
-    async def generate(self, request: AddRequest) -> AsyncIterator[RequestOutput]:
+    async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         """Submit and yield each step's output; the last one has a finish reason. Leaving the iterator early aborts the request.
 
         Raises EngineDeadError if the engine is, or becomes, dead.

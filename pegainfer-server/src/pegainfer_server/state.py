@@ -58,5 +58,7 @@ class ServerState:
         if self.draining:
             raise ApiError(503, "the server is shutting down", code="shutting_down")
         if self.client.info is None or self.tokenizer is None:
-            raise ApiError(503, "the model is still loading; /health tells how far", code="loading", headers={"Retry-After": "1"})
+            raise ApiError(
+                503, "the model is still loading; /health tells how far", code="loading", headers={"Retry-After": "1"}
+            )
         return self.client.info, self.tokenizer

@@ -1,0 +1,68 @@
+"""A request's body: its size, its JSON, and the model it must fit.
+
+Owns the step from bytes to a validated pydantic model, with errors that name the field. Knows nothing of what the fields mean.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from pegainfer_server.http_errors import ApiError, bad_request
+
+Body = TypeVar("Body", bound=BaseModel)
+
+_MAX_SHOWN = 60  # characters of a wrong value that an error repeats
+
+
+async def read_body(request: Request, model: type[Body], max_bytes: int, ignored: frozenset[str] = frozenset()) -> Body:
+    """The request's body as `model`. Raises ApiError: 413 too large, 400 anything else. `ignored` fields may be there."""
+    return parse_body(await _read_bytes(request, max_bytes), model, ignored)
+
+
+def parse_body(raw: bytes, model: type[Body], ignored: frozenset[str] = frozenset()) -> Body:
+    """`raw` as `model`. A top-level null is the same as leaving the field out, as in the OpenAI API."""
+    try:
+        data = msgspec.json.decode(raw)  # strict: NaN, Infinity, 1e999, broken UTF-8 and lone surrogates are errors
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise bad_request(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise bad_request("the body is not valid JSON: nested too deep", code="invalid_json") from None
+    if not isinstance(data, dict):
+        raise bad_request("the body must be a JSON object", code="invalid_json")
+    fields = {name: value for name, value in data.items() if value is not None and name not in ignored}
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise _invalid(error) from None
+
+
+async def _read_bytes(request: Request, max_bytes: int) -> bytes:
+    too_large = ApiError(413, f"the body is larger than {max_bytes} bytes", code="body_too_large")
+    declared = request.headers.get("content-length", "0")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise too_large
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > max_bytes:
+            raise too_large
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _invalid(error: ValidationError) -> ApiError:
+    first: Any = error.errors(include_url=False, include_context=False)[0]
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    if first["type"] == "extra_forbidden":
+        return bad_request(f"{name}: this server does not support this field", name, code="unsupported_field")
+    if first["type"] == "missing":
+        return bad_request(f"{name}: this field is required", name, code="missing_field")
+    shown = repr(first["input"])
+    shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
+    reason = first["msg"].removeprefix("Value error, ")
+    return bad_request(f"{name}: {reason[:1].lower()}{reason[1:]}, got {shown}", name, code="invalid_value")

@@ -1,0 +1,55 @@
+"""Messages to prompt ids, through the checkpoint's chat template; shared by chat completions and /tokenize.
+
+Owns the rules about how a prompt may end. Rendering itself is `pegainfer_core.chat`'s.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pegainfer_core.chat import ChatFormat
+
+from pegainfer_server.chat_messages import read_messages
+from pegainfer_server.http_errors import bad_request
+from pegainfer_server.prompts import off_loop
+from pegainfer_server.protocol import ChatBody, TokenizeBody
+
+
+async def encode_chat(body: ChatBody | TokenizeBody, chat_format: ChatFormat | None) -> list[int]:
+    """Prompt ids of `body.messages`. Raises ApiError, or RequestError where the template refuses the messages."""
+    if chat_format is None:
+        raise bad_request(
+            "messages: this model has no chat template; use /v1/completions", "messages", "unsupported_field"
+        )
+    messages = read_messages(body.messages)
+    add_generation_prompt = body.add_generation_prompt
+    if body.continue_final_message:
+        if add_generation_prompt:
+            raise bad_request(
+                "continue_final_message: excludes add_generation_prompt", "continue_final_message", "invalid_value"
+            )
+        if messages[-1]["role"] != "assistant":
+            raise bad_request(
+                "continue_final_message: the last message must be the assistant's",
+                "continue_final_message",
+                "invalid_value",
+            )
+        add_generation_prompt = False
+
+    def encode() -> list[int]:
+        rendered = chat_format.render(
+            messages,
+            add_generation_prompt=True if add_generation_prompt is None else add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            template_kwargs=body.chat_template_kwargs,
+        )
+        return chat_format.encode(rendered)
+
+    ids = await off_loop(_size(messages), encode)
+    if not ids:
+        raise bad_request("messages: the rendered prompt is empty", "messages", "invalid_value")
+    return ids
+
+
+def _size(messages: list[dict[str, Any]]) -> int:
+    return sum(len(message["content"] or "") for message in messages)

@@ -1,0 +1,97 @@
+"""The prompt field of completions, in its four forms, as token ids.
+
+Owns reading and checking it, and where tokenizing runs. Knows nothing of sampling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pegainfer_core.tokenizer import Tokenizer
+
+from pegainfer_server.http_errors import ApiError, bad_request
+
+T = TypeVar("T")
+
+INLINE_CHARACTERS = 4096  # tokenizing this much takes about a millisecond; more goes to a thread
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt, ready for the engine."""
+
+    ids: list[int]
+    text: str | None
+    """As it was given; None if token ids were."""
+
+
+async def off_loop(size: int, work: Callable[[], T]) -> T:
+    """`work()`, in a thread if `size` characters are enough to hold up other requests' tokens."""
+    return work() if size <= INLINE_CHARACTERS else await asyncio.to_thread(work)
+
+
+async def read_prompts(value: Any, tokenizer: Tokenizer, vocab_size: int, *, add_special_tokens: bool) -> list[Prompt]:
+    """The prompts in order. Raises ApiError for an empty one, an id outside the vocabulary, or any other form."""
+    prompts: list[Prompt] = []
+    for item in _split(value):
+        if isinstance(item, str):
+            prompts.append(Prompt(await encode_text(item, tokenizer, add_special_tokens=add_special_tokens), item))
+        else:
+            check_ids(item, vocab_size, "prompt")
+            prompts.append(Prompt(item, None))
+    return prompts
+
+
+async def encode_text(text: str, tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[int]:
+    """Ids of a prompt that must not be empty."""
+    if not text:
+        raise _empty()
+    ids = await off_loop(len(text), lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    if not ids:
+        raise _empty()
+    return ids
+
+
+def check_ids(ids: list[int], vocab_size: int, name: str) -> None:
+    """Raise ApiError unless there are ids and all are in the vocabulary."""
+    if not ids:
+        raise _empty(name)
+    lowest, highest = min(ids), max(ids)
+    if lowest < 0 or highest >= vocab_size:
+        wrong = lowest if lowest < 0 else highest
+        raise bad_request(f"{name}: token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})", name)
+
+
+def _split(value: Any) -> list[str | list[int]]:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise _wrong_form()
+    if not value:
+        raise _empty()
+    if all(isinstance(item, str) for item in value):
+        return list(value)
+    if _are_ids(value):
+        return [value]
+    if all(isinstance(item, list) and _are_ids(item) for item in value):
+        return list(value)
+    raise _wrong_form()
+
+
+def _are_ids(items: list[Any]) -> bool:
+    return all(type(item) is int for item in items)  # bool is an int for isinstance
+
+
+def _wrong_form() -> ApiError:
+    return bad_request(
+        "prompt: must be a string, a list of strings, a list of token ids, or a list of lists of token ids",
+        "prompt",
+        "invalid_value",
+    )
+
+
+def _empty(name: str = "prompt") -> ApiError:
+    return bad_request(f"{name}: must not be empty", name, "invalid_value")

@@ -1,0 +1,89 @@
+"""Server-sent events: their bytes, and the response that sends them.
+
+Owns the wire format and what happens when the client leaves or the work fails midway. Knows nothing of completions or chat. This is the
+per-token path: plain bytes, no models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pegainfer_server.disconnect import client_gone
+from pegainfer_server.http_errors import as_api_error
+
+encode = msgspec.json.Encoder().encode
+DONE = b"data: [DONE]\n\n"
+_MARK = "@text@"
+
+
+def event(data: Any) -> bytes:
+    """One event that carries `data` as JSON."""
+    return b"data: " + encode(data) + b"\n\n"
+
+
+class TextEvent:
+    """Events that differ in one string only, encoded once around it."""
+
+    def __init__(self, data: Any) -> None:
+        """`data` holds `TextEvent.MARK` where the text goes, once."""
+        before, after = event(data).rsplit(encode(_MARK), 1)
+        self._before = before
+        self._after = after
+
+    MARK = _MARK
+
+    def with_text(self, text: str) -> bytes:
+        """The event for `text`."""
+        return self._before + encode(text) + self._after
+
+
+class EventStream(Response):
+    """Sends events as they come. The headers go out with the first one, so that a refusal still gets its own status.
+
+    Leaving early (the client went away, the server stops) closes the generator, which aborts its requests.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None) -> None:
+        self._events = events
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until the events end or the client leaves. Raises what the generator raises before its first event."""
+        del scope
+        sending = asyncio.create_task(self._send(send))
+        leaving = asyncio.create_task(client_gone(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sending.cancel()
+            leaving.cancel()
+            await asyncio.gather(sending, leaving, return_exceptions=True)
+            await self._events.aclose()
+        if not sending.cancelled():
+            sending.result()
+
+    async def _send(self, send: Send) -> None:
+        started = False
+        try:
+            async for chunk in self._events:
+                if not started:
+                    started = True
+                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except Exception as error:
+            if not started:
+                raise
+            await send(
+                {"type": "http.response.body", "body": event(as_api_error(error).body) + DONE, "more_body": True}
+            )
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

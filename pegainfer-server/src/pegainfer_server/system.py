@@ -1,0 +1,93 @@
+"""The small routes: /health, /metrics, /version and /v1/models. All but the last answer before the model is ready.
+
+Owns also which model names are served.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pegainfer_core
+from fastapi import APIRouter
+from pegainfer_core.messages import EngineInfo
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
+
+from pegainfer_server.http_errors import ApiError
+from pegainfer_server.metrics import ServerMetrics
+from pegainfer_server.state import ServerState
+
+
+def served_name(state: ServerState, asked: str | None) -> str:
+    """The model name that answers carry: the one asked for, or the primary. Raises ApiError (404) for any other."""
+    if asked is None:
+        return state.model_names[0]
+    if asked not in state.model_names:
+        names = ", ".join(state.model_names)
+        raise ApiError(
+            404, f"the model {asked[:200]!r} does not exist; served: {names}", code="model_not_found", param="model"
+        )
+    return asked
+
+
+def health(state: ServerState) -> tuple[int, dict[str, Any]]:
+    """Status and body of /health: 200 only while requests are taken."""
+    client = state.client
+    if client.state in ("dead", "closed"):
+        return 503, {"status": "dead", "error": client.death or "the engine was closed"}
+    if state.draining:
+        return 503, {"status": "draining", "open": client.num_open}
+    if state.ready:
+        return 200, {"status": "ok"}
+    progress = client.progress
+    if client.state == "ready":
+        return 503, {"status": "loading", "phase": "tokenizer", "done": 0, "total": 1}
+    if progress is None:
+        return 503, {"status": "loading", "phase": "start", "done": 0, "total": 1}
+    return 503, {"status": "loading", "phase": progress.phase, "done": progress.done, "total": progress.total}
+
+
+def router(state: ServerState, metrics: ServerMetrics) -> APIRouter:
+    """The routes, for `create_app`."""
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def get_health() -> Response:
+        """200 while requests are taken, else 503 with how far the start is or why the engine ended."""
+        status, body = health(state)
+        return JSONResponse(body, status)
+
+    @routes.get("/metrics")
+    async def get_metrics() -> Response:
+        """Prometheus text format."""
+        return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+    @routes.get("/version")
+    async def get_version() -> Response:
+        """The version of pegainfer."""
+        return JSONResponse({"version": pegainfer_core.__version__})
+
+    @routes.get("/v1/models")
+    async def get_models() -> Response:
+        """The served model, once under each of its names."""
+        info, _ = state.serving()
+        return JSONResponse({"object": "list", "data": [_card(name, state, info) for name in state.model_names]})
+
+    @routes.get("/v1/models/{name:path}")
+    async def get_model(name: str) -> Response:
+        """One served model."""
+        info, _ = state.serving()
+        return JSONResponse(_card(served_name(state, name), state, info))
+
+    return routes
+
+
+def _card(name: str, state: ServerState, info: EngineInfo) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "pegainfer",
+        "root": state.model_names[0],
+        "max_model_len": info.max_model_len,
+    }
