@@ -73,7 +73,8 @@ class TritonAttention(AttentionBackend):
         """The tile for `rows` query rows (tokens x group) in the longest row. All fit in 99 KiB of shared memory."""
         wide = head_dim > 128
         if dtype == torch.float32:
-            return Tile(queries=16, keys=16 if wide else 32, warps=4, stages=2)
+            # exact products run on the general units: small tiles, or registers spill
+            return Tile(queries=16, keys=16 if wide else 32, warps=8, stages=2)
         if rows <= 16:
             return Tile(queries=16, keys=32 if wide else 64, warps=4, stages=2 if wide else 3)
         if rows <= 64 or wide:
@@ -139,8 +140,8 @@ class TritonAttention(AttentionBackend):
         block_d = max(16, triton.next_power_of_2(head_dim))
         result, lse = out_THD, out_THD
         if parts > 1:
-            result = out_THD.new_empty((num_tokens, heads, parts, head_dim), dtype=torch.float32)
-            lse = out_THD.new_empty((num_tokens, heads, parts), dtype=torch.float32)
+            result = torch.empty(num_tokens, heads, parts, head_dim, dtype=torch.float32, device=out_THD.device)
+            lse = torch.empty(num_tokens, heads, parts, dtype=torch.float32, device=out_THD.device)
         attend_kernel[(blocks, kv_heads, parts)](
             q_THD,
             k_cache_PSKD,
