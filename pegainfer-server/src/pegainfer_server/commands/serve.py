@@ -1,0 +1,74 @@
+"""`pegainfer serve`: flags to `EngineConfig` and `ServerOptions`; the work is `pegainfer_server.serve`'s."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from pegainfer_core.config import EngineConfig
+
+from pegainfer_server.flags import parse_size, with_engine_flags
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+API_KEY_VARIABLE = "PEGAINFER_API_KEY"
+
+
+@with_engine_flags()
+def serve(
+    config: EngineConfig,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 or :: for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    served_model_name: Annotated[
+        list[str],
+        typer.Option(help="Name that clients use; repeat for more. Default: MODEL."),
+    ] = [],  # noqa: B006 - typer copies it
+    api_key: Annotated[
+        list[str],
+        typer.Option(
+            help=f"Key that clients must send; repeat for more. {API_KEY_VARIABLE} holds one without showing it in ps.",
+        ),
+    ] = [],  # noqa: B006
+    api_key_file: Annotated[Path | None, typer.Option(help="File with one API key a line.")] = None,
+    shutdown_timeout: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that live requests get on SIGTERM or SIGINT.")
+    ] = 30.0,
+    max_body_size: Annotated[
+        int,
+        typer.Option(parser=parse_size, metavar="SIZE", help="Largest request body."),
+    ] = "32MiB",  # type: ignore[assignment]  # the parser reads it
+    log_level: Annotated[LogLevel, typer.Option(help="Least severe messages to log.")] = "info",
+) -> None:
+    """Serve MODEL over the OpenAI API."""
+    from pegainfer_server.serve import ServerOptions, run_server
+
+    options = ServerOptions(
+        host=host,
+        port=port,
+        served_model_names=tuple(served_model_name) or (config.model,),
+        api_keys=collect_api_keys(api_key, api_key_file),
+        shutdown_timeout=shutdown_timeout,
+        max_body_bytes=max_body_size,
+        log_level=log_level,
+    )
+    raise typer.Exit(run_server(config, options))
+
+
+def collect_api_keys(given: list[str], file: Path | None) -> tuple[str, ...]:
+    """Keys from flags, file and environment. Raises typer.BadParameter for an empty key or an unreadable file."""
+    keys = list(given)
+    if file is not None:
+        try:
+            in_file = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise typer.BadParameter(f"--api-key-file {file} cannot be read: {error}") from None
+        keys += [key for key in in_file if key]
+        if not any(in_file):  # otherwise a server meant to be closed would be open
+            raise typer.BadParameter(f"--api-key-file {file} holds no key")
+    if API_KEY_VARIABLE in os.environ:
+        keys.append(os.environ[API_KEY_VARIABLE])
+    for key in keys:
+        if not key or not key.isascii() or not key.isprintable() or key != key.strip():
+            raise typer.BadParameter("an API key must be printable ASCII without spaces around it, and not empty")
+    return tuple(dict.fromkeys(keys))
