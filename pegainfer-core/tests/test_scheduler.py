@@ -61,11 +61,14 @@ class Collector:
                 self.ends[output.request_id] = output
 
 
-def drain(engine: Engine, collector: Collector, limit: int = 5000) -> None:
+def drain(engine: Engine, collector: Collector, limit: int = 5000) -> list[RequestOutput]:
+    outputs: list[RequestOutput] = []
     for _ in range(limit):
         if not engine.has_work:
-            return
-        collector.take(engine.step().outputs)
+            return outputs
+        step = engine.step().outputs
+        collector.take(step)
+        outputs.extend(step)
     raise AssertionError("requests never end")
 
 
@@ -249,14 +252,31 @@ def test_a_second_run_hits_all_full_pages_but_recomputes_the_last_token() -> Non
         assert warm.tokens["warm"] == cold.tokens["cold"]
 
 
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_the_next_turn_of_a_chat_hits_the_output_of_the_last_one(run_ahead: bool) -> None:
+    engine = make_engine(max_prefill_tokens=3, run_ahead=run_ahead)
+    prompt = list(range(100, 110))
+    answer = run(engine, add("first", prompt, 9, ignore_eos=True)).tokens["first"]
+    engine.add(add("second", prompt + answer + [200], 1))
+    outputs = drain(engine, Collector())
+    # 18 tokens were computed (the last sampled one never is): 4 full pages of 4.
+    assert [output.num_cached_tokens for output in outputs] == [16]
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_no_token_is_computed_that_nobody_asked_for(run_ahead: bool) -> None:
+    plans: list[StepPlan] = []
+    engine = make_engine(run_ahead=run_ahead, runner=FakeRunner(40, 4, plans.append))
+    run(engine, add("a", [100] * 5, 7, ignore_eos=True))
+    assert sum(plan.num_tokens for plan in plans) == 5 + 7 - 1
+
+
 def test_prompt_logprobs_are_complete_and_never_come_from_the_cache() -> None:
     engine = make_engine(max_prefill_tokens=3)
     prompt = list(range(100, 120))
     run(engine, add("cold", prompt))
     engine.add(add("echo", prompt, max_tokens=0, prompt_logprobs=1))
-    outputs = []
-    while engine.has_work:
-        outputs.extend(engine.step().outputs)
+    outputs = drain(engine, Collector())
     (output,) = outputs
     assert output.finish_reason == "length" and output.token_ids == [] and output.num_cached_tokens == 0
     assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
