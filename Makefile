@@ -1,5 +1,5 @@
 # make demo    serve a small real model on CPU and show an answer (KEEP=1 keeps the server, PROMPT='...' asks something else)
-# make test    lint, types, import rules and all tests that need no GPU
+# make test    lint, types, and all tests that need no GPU
 # make lint, make types, make pytest are its parts; make setup prepares .venv for them; make docs rewrites generated pages
 #
 # Both start from a bare checkout: they make .venv with Python 3.11 or newer. Set PYTHON to choose one.
@@ -21,10 +21,12 @@ demo: .venv/demo.stamp
 
 test: lint types pytest
 
+# import rules are tests: tests/test_architecture.py
+
 lint: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports --no-cache
+	@$(BIN)/python tests/sizes.py
 
 types: .venv/dev.stamp
 	$(BIN)/mypy $(SOURCES) $(wildcard examples/*.py)
