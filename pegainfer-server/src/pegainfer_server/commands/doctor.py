@@ -41,7 +41,10 @@ class Finding:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check the installation: Python, torch, GPU, kernels, plugins. Exit code 1 if something is broken."""
+    """Check the installation.
+
+    Looks at Python, torch, GPU, kernels and plugins, and says what to do. Exit code 1 if something is broken.
+    """
     findings = examine()
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))

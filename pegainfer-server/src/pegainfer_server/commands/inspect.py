@@ -1,1 +1,153 @@
-def inspect() -> None: ...
+"""`pegainfer inspect`: what would be served, from config.json alone.
+
+Owns the report. No weights are read and none are downloaded; the arithmetic is `footprint.py`'s.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pegainfer_core.config import EngineConfig
+
+from pegainfer_server.flags import with_engine_flags
+from pegainfer_server.footprint import Device, Footprint, footprint, readable_bytes
+
+if TYPE_CHECKING:
+    from pegainfer_core.checkpoint import Checkpoint
+    from pegainfer_core.family import ModelPlan
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything the command shows."""
+
+    model: str
+    family: str
+    package: str
+    checkpoint_dtype: str
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    context: int
+    kv_groups: tuple[dict[str, Any], ...]
+    page_size: int
+    tensors: int
+    """Tensors found in the checkpoint's files; 0 if the weights are not here."""
+    footprints: tuple[Footprint, ...]
+
+
+@with_engine_flags()
+def inspect(
+    config: EngineConfig,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show what would be served.
+
+    Takes the engine flags of `serve`, checks them, and tells memory, pages and the longest request. Reads no weights.
+    """
+    report = make_report(config)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
+    else:
+        _print(report)
+
+
+def make_report(config: EngineConfig) -> Report:
+    """Find, claim and plan the model. Raises ConfigError as the start of the server would."""
+    from pegainfer_core.checkpoint import resolve_checkpoint
+    from pegainfer_core.plugins import load_plugins, parse_options
+
+    plugins = load_plugins()
+    checkpoint = resolve_checkpoint(config.model, config.revision, configs_only=True)
+    family = plugins.claim(checkpoint.config)
+    plan = family.plan(checkpoint.config, config, parse_options(family, config.options))
+    present = present_tensors(checkpoint)
+    footprints = [
+        footprint(
+            plan,
+            device,
+            dtype,
+            page_size=config.page_size,
+            kv_bytes=config.kv_cache_memory,
+            max_model_len=config.max_model_len,
+            present=present,
+        )
+        for device, dtype in targets(config, plan)
+    ]
+    return Report(
+        model=config.model,
+        family=family.name,
+        package=" ".join(plugins.family_origin(family)),
+        checkpoint_dtype=plan.dtype,
+        layers=plan.num_layers,
+        hidden_size=plan.hidden_size,
+        vocab_size=plan.vocab_size,
+        context=plan.max_context,
+        kv_groups=tuple(dataclasses.asdict(group) for group in plan.kv_groups),
+        page_size=config.page_size,
+        tensors=len(present or ()),
+        footprints=tuple(footprints),
+    )
+
+
+def targets(config: EngineConfig, plan: ModelPlan) -> list[tuple[Device, str]]:
+    """Devices to show, each with the type it would serve in; both kinds unless --device says which."""
+    devices: tuple[Device, ...] = ("cpu", "cuda")
+    if config.device == "cpu":
+        devices = ("cpu",)
+    elif config.device.startswith("cuda"):
+        devices = ("cuda",)
+    automatic = {"cpu": "float32", "cuda": plan.dtype}
+    return [(device, automatic[device] if config.dtype == "auto" else config.dtype) for device in devices]
+
+
+def present_tensors(checkpoint: Checkpoint) -> Collection[str] | None:
+    """Tensor names from the headers of the weight files; None if there are no such files. Raises CheckpointError."""
+    from pegainfer_core.checkpoint import INDEX_FILE, SINGLE_FILE, weight_files
+
+    index = checkpoint.path / INDEX_FILE
+    if not (checkpoint.path / SINGLE_FILE).exists() and not index.exists():
+        return None
+    return weight_files(checkpoint.path)
+
+
+def _print(report: Report) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    facts = Table.grid(padding=(0, 2))
+    shape = f"{report.layers} layers of {report.hidden_size}, {report.vocab_size} ids, context {report.context}"
+    rows = {"model": report.model, "family": f"{report.family} ({report.package})", "shape": shape}
+    rows["checkpoint"] = f"{report.checkpoint_dtype}, " + (
+        f"{report.tensors} tensors" if report.tensors else "weights are not here"
+    )
+    for group in report.kv_groups:
+        window = f", window {group['window']}" if group["window"] else ""
+        heads = f"{group['num_kv_heads']} heads of {group['head_dim']}"
+        rows[f"KV {group['kind']}"] = f"{len(group['layers'])} layers, {heads}{window}"
+    for name, text in rows.items():
+        facts.add_row(name, text)
+    console.print(facts)
+    table = Table(box=box.SIMPLE)
+    table.add_column("Memory")
+    for target in report.footprints:
+        table.add_column(f"{target.device}, {target.dtype}", justify="right")
+    for index, part in enumerate(report.footprints[0].parts):
+        table.add_row(part.name, *(readable_bytes(target.parts[index].bytes) for target in report.footprints))
+    table.add_section()
+    table.add_row("weights", *(readable_bytes(target.weight_bytes) for target in report.footprints))
+    table.add_row("KV cache per token", *(readable_bytes(target.kv_bytes_per_token) for target in report.footprints))
+    kv_bytes = [target.kv_bytes for target in report.footprints]
+    table.add_row("KV cache", *("measured at start" if count is None else readable_bytes(count) for count in kv_bytes))
+    table.add_section()
+    pages = [target.pages for target in report.footprints]
+    table.add_row(f"pages of {report.page_size} tokens", *("-" if count is None else str(count) for count in pages))
+    longest = [target.longest_request for target in report.footprints]
+    table.add_row("longest request (tokens)", *("-" if count is None else str(count) for count in longest))
+    console.print(table)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show which models the installed families serve."""
+    """Show what the installed families serve."""
     from pegainfer_core.plugins import load_plugins
 
     plugins = load_plugins()
