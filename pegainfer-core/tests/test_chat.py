@@ -201,7 +201,10 @@ TEMPLATES = {
     ),
     "documents": "{% for d in documents or [] %}{{ d.title }}: {{ d.text }};{% endfor %}{{ messages[0].content }}",
 }
-OPTIONS = {"documents": {"documents": [{"title": "T", "text": "x"}]}, "tools loop": {"tools": TOOLS}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "documents": {"documents": [{"title": "T", "text": "x"}]},
+    "tools loop": {"tools": TOOLS},
+}
 CONVERSATION = [SYSTEM, user("  hello world "), assistant("yes"), user("more"), user("rest")]
 
 
@@ -240,7 +243,8 @@ def test_named_tokens_of_the_model_are_variables(checkpoint: Checkpoint) -> None
 
 def test_tool_use_template_for_requests_with_tools(checkpoint: Checkpoint) -> None:
     path = checkpoint([{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}])
-    for options in ({}, {"tools": TOOLS}, {"tools": []}):
+    cases: list[dict[str, Any]] = [{}, {"tools": TOOLS}, {"tools": []}]
+    for options in cases:
         ours, expected = render_both(load(path), reference(path), [user("a")], options)
         assert ours == expected
 
@@ -250,7 +254,8 @@ def test_template_files_win_over_tokenizer_config(checkpoint: Checkpoint) -> Non
     (path / "chat_template.jinja").write_text("from file")
     (path / "additional_chat_templates").mkdir()
     (path / "additional_chat_templates" / "tool_use.jinja").write_text("tools from file")
-    for options, text in (({}, "from file"), ({"tools": TOOLS}, "tools from file")):
+    cases: list[tuple[dict[str, Any], str]] = [({}, "from file"), ({"tools": TOOLS}, "tools from file")]
+    for options, text in cases:
         ours, expected = render_both(load(path), reference(path), [user("a")], options)
         assert ours == expected == text
 
