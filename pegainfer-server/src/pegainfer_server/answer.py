@@ -70,7 +70,12 @@ class Answer:
         self._shape = shape
         self._choices = choices
         self._client = client
-        self._head: dict[str, Any] = {"id": response_id, "created": int(time.time()), "model": model}
+        self._head: dict[str, Any] = {
+            "id": response_id,
+            "object": shape.chunk_object_name if body.stream else shape.object_name,
+            "created": int(time.time()),
+            "model": model,
+        }
 
     async def respond(self, request: Request) -> Response:
         """Run it. If the client leaves, everything of it in the engine is aborted."""
@@ -84,12 +89,11 @@ class Answer:
             async for choice, delta in deltas:
                 parts[choice.index].append(delta)
         choices = [self._shape.whole(choice, _joined(parts[choice.index])) for choice in self._choices]
-        data = {**self._head, "object": self._shape.object_name, "choices": choices, "usage": usage(self._choices)}
+        data = {**self._head, "choices": choices, "usage": usage(self._choices)}
         return Response(msgspec.json.encode(data), media_type="application/json")
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         options = self._body.stream_options or StreamOptions()
-        self._head["object"] = self._shape.chunk_object_name
         if options.include_usage:
             self._head["usage"] = None
         fast = self._shape.text_only and not options.continuous_usage_stats

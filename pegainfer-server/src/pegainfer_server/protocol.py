@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 IGNORED_FIELDS = frozenset({"user", "safety_identifier", "metadata", "store", "prompt_cache_key"})
 """Accepted and ignored: they tell the operator about the caller and ask nothing of the answer. Everything else that is not declared
@@ -68,6 +68,13 @@ class GenerationBody(StrictBody):
     priority: Int = 0
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
+
+    @field_validator("stream_options")
+    @classmethod
+    def _only_with_a_stream(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if value is not None and not info.data.get("stream"):
+            raise ValueError("needs stream to be true")
+        return value
 
     @field_validator("stop", mode="before")
     @classmethod
