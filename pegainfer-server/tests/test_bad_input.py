@@ -169,12 +169,13 @@ async def test_prompt_around_the_context_length(served: Any, length: int, status
 
 @pytest.mark.parametrize("path", [PATH, "/v1/chat/completions", "/tokenize", "/detokenize"])
 async def test_unknown_model(served: Any, path: str) -> None:
-    body: dict[str, Any] = {
+    bodies: dict[str, dict[str, Any]] = {
         PATH: {"prompt": "a"},
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
         "/tokenize": {"prompt": "a"},
         "/detokenize": {"tokens": [300]},
-    }[path]
+    }
+    body = bodies[path]
     error = await served.refused(path, {**body, "model": "nope"}, 404)
     assert error["code"] == "model_not_found" and error["param"] == "model"
     assert "nope" in error["message"] and "tiny" in error["message"]
