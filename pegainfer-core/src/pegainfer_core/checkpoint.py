@@ -29,7 +29,6 @@ TEXT_FILES = (
     "tokenizer.model",
     "*.tiktoken",
     "tiktoken.model",
-    "chat_template.json",
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
 )
@@ -57,6 +56,8 @@ def resolve_checkpoint(model: str, revision: str | None = None, *, configs_only:
     huggingface_hub hold (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE). Raises CheckpointError, and ConfigError for a revision of
     a local directory.
     """
+    if not model.strip():
+        raise CheckpointError("the model is empty; give a directory or a hub id such as Qwen/Qwen3-0.6B")
     local = Path(model).expanduser()
     if local.is_dir():
         if revision is not None:

@@ -133,8 +133,13 @@ class ConfigReader:
         """A finite number greater than `above`."""
 
         def check(value: Any) -> Float | None:
-            number = isinstance(value, (Int, Float)) and not isinstance(value, Bool) and math.isfinite(value)
-            return Float(value) if number and value > above else None
+            if not isinstance(value, (Int, Float)) or isinstance(value, Bool):
+                return None
+            try:
+                number = Float(value)
+            except OverflowError:  # an integer beyond every float
+                return None
+            return number if math.isfinite(number) and number > above else None
 
         wanted = "a finite number" if above == -math.inf else f"a finite number above {above:g}"
         return self._value(key, default, wanted, check)
