@@ -1,8 +1,8 @@
 """How anything outside the engine talks to it.
 
 Owns the `EngineClient` interface and the routing of step messages to per-request streams. Knows nothing of HTTP, text or torch.
-Two implementations: `engine_process.ProcessClient` (another process, what `serve` uses) and `engine_loop.InProcessClient` (a thread of
-this one, what `LLM` and tests use).
+Two implementations: `process_client.ProcessClient` (another process, what `serve` uses) and `thread_client.ThreadClient`
+(a thread of this one, what `LLM` and tests use).
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ class EngineClient(ABC):
         """Why the engine is dead, once `state` is "dead"."""
         self.on_step: list[Callable[[StepOutputs], None]] = []
         """Called once per step message, before its outputs reach their requests (metrics, tracing)."""
+        self.on_progress: list[Callable[[LoadProgress], None]] = []
+        """Called with each report of the start."""
         self._streams: dict[str, asyncio.Queue[RequestOutput | None]] = {}
         self._changed = asyncio.Event()
 
@@ -54,7 +56,7 @@ class EngineClient(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """End the engine and wait until it is gone. Open requests end with reason abort."""
+        """End the engine and wait until it is gone. Open requests raise EngineDeadError."""
 
     async def wait_ready(self) -> EngineInfo:
         """Wait for the end of the start. Raises EngineDeadError with the engine's own words if it failed."""
@@ -101,6 +103,11 @@ class EngineClient(ABC):
         """Requests submitted and not yet ended or left."""
         return len(self._streams)
 
+    @property
+    def open_ids(self) -> list[str]:
+        """Ids of those requests."""
+        return list(self._streams)
+
     def dispatch(self, message: FromEngine) -> None:
         """Route one message of the engine; called on the event loop by the implementation."""
         if isinstance(message, StepOutputs):
@@ -113,6 +120,8 @@ class EngineClient(ABC):
                     queue.put_nowait(output)
         elif isinstance(message, LoadProgress):
             self.progress = message
+            for report in self.on_progress:
+                report(message)
         elif isinstance(message, EngineInfo):
             self.info = message
             self._enter("ready")
@@ -125,6 +134,13 @@ class EngineClient(ABC):
             return
         self.death = reason
         self._enter("dead")
+        for queue in self._streams.values():
+            queue.put_nowait(None)
+
+    def mark_closed(self) -> None:
+        """Enter the closed state; what is still open fails."""
+        if self.state != "dead":
+            self._enter("closed")
         for queue in self._streams.values():
             queue.put_nowait(None)
 

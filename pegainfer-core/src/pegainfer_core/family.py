@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pegainfer_core.chat import ChatFormat, TemplateChatFormat
 from pegainfer_core.config import EngineConfig
-from pegainfer_core.scheduler import Scheduler, SchedulerLimits
 from pegainfer_core.kv.cache import KVCache
+from pegainfer_core.scheduler import Scheduler, SchedulerLimits
 from pegainfer_core.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:

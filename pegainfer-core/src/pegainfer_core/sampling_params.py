@@ -65,7 +65,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _check(self.repetition_penalty > 0.0, "repetition_penalty", "above 0", self.repetition_penalty)
         _check(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "in [-2, 2]", self.presence_penalty)
         _check(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "in [-2, 2]", self.frequency_penalty)
-        _check(len(self.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", f"at most {MAX_LOGIT_BIAS} entries", len(self.logit_bias))
+        _check(
+            len(self.logit_bias) <= MAX_LOGIT_BIAS,
+            "logit_bias",
+            f"at most {MAX_LOGIT_BIAS} entries",
+            len(self.logit_bias),
+        )
         for token_id, bias in self.logit_bias.items():
             _check(token_id >= 0, "logit_bias", "keyed by token ids of 0 or more", token_id)
             _check(math.isfinite(bias) and -100.0 <= bias <= 100.0, "logit_bias", "in [-100, 100]", bias)
@@ -75,7 +80,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             raise RequestError("max_tokens of 0 needs prompt logprobs (echo with logprobs)", param="max_tokens")
         _check(self.min_tokens >= 0, "min_tokens", "0 or more", self.min_tokens)
         if self.max_tokens is not None:
-            _check(self.min_tokens <= self.max_tokens, "min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens)
+            _check(
+                self.min_tokens <= self.max_tokens,
+                "min_tokens",
+                f"at most max_tokens ({self.max_tokens})",
+                self.min_tokens,
+            )
         _check(
             len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
             "stop_token_ids",

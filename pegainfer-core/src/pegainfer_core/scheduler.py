@@ -151,9 +151,9 @@ class Scheduler:
         for request in list(self.running):
             if request.num_remaining > 1 and budget and self._may_advance(request):
                 budget -= self._plan_row(request, min(request.num_remaining, budget), rows)
-        while budget and (request := self._admit()) is not None:
-            joins.append(_join(request))
-            budget -= self._plan_row(request, min(request.num_remaining, budget), rows)
+        while budget and (admitted := self._admit()) is not None:
+            joins.append(_join(admitted))
+            budget -= self._plan_row(admitted, min(admitted.num_remaining, budget), rows)
         if not rows:
             return None
         rows.sort(key=lambda pair: pair[1].num_tokens > 1)  # stable: single-token rows lead
@@ -260,9 +260,7 @@ class Scheduler:
         """End the requests of a plan whose step raised; nothing it wrote was registered."""
         entry = next(entry for entry in self._in_flight if entry[0] is plan)
         self._in_flight.remove(entry)
-        return [
-            self._finish(request, "error", error=message) for request, epoch in entry[1] if request.epoch == epoch
-        ]
+        return [self._finish(request, "error", error=message) for request, epoch in entry[1] if request.epoch == epoch]
 
     def _commit_row(self, request: Request, row: Row, result: RowResult) -> RequestOutput | None:
         request.num_pending -= row.samples

@@ -1,7 +1,8 @@
 """The pool of pages: which are free, who shares one, and which content can be found again by its hash.
 
-Owns reference counts, the hash index and the eviction order. Knows nothing of requests, tensors or tokens beyond hashing them. Invariant:
-every page but page 0 is exactly one of blank (no content worth keeping), held (reference count above 0) or evictable (registered, held by nobody).
+Owns reference counts, the hash index and the eviction order. Knows nothing of requests, tensors or tokens beyond
+hashing them. Invariant: every page but page 0 is exactly one of blank (no content worth keeping), held (reference count
+above 0) or evictable (registered, held by nobody).
 """
 
 from __future__ import annotations

@@ -72,7 +72,9 @@ class Attention:
         """Store the new keys and values of `layer`, then attend causally. `scale` defaults to D ** -0.5."""
         k_cache, v_cache = self.caches[layer]
         self.backend.write(k_TKD, v_TKD, k_cache, v_cache, self.metadata.write_index_T)
-        return self.backend.run(q_THD, k_cache, v_cache, self.metadata, q_THD.shape[-1] ** -0.5 if scale is None else scale)
+        return self.backend.run(
+            q_THD, k_cache, v_cache, self.metadata, q_THD.shape[-1] ** -0.5 if scale is None else scale
+        )
 
 
 def write_kv(k_TKD: Tensor, v_TKD: Tensor, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, write_index_T: Tensor) -> None:

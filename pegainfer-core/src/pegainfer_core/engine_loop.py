@@ -1,0 +1,73 @@
+"""The engine's life: take messages, step while there is work, block while there is none.
+
+Owns the order of receiving, stepping and sending. Knows nothing of how messages travel (`Channel`) or how the engine was built.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from pegainfer_core.engine import Engine
+from pegainfer_core.errors import PegainferError
+from pegainfer_core.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineFailed,
+    EngineInfo,
+    FromEngine,
+    LoadProgress,
+    ResetPrefixCache,
+    Shutdown,
+    ToEngine,
+)
+
+log = logging.getLogger(__name__)
+
+StartEngine = Callable[[Callable[[LoadProgress], None]], tuple[Engine, EngineInfo]]
+
+
+class Channel(Protocol):
+    """The engine's end of the wire."""
+
+    def receive(self, *, block: bool) -> list[ToEngine]:
+        """Everything that has arrived; with `block`, at least one message."""
+        ...
+
+    def send(self, message: FromEngine) -> None:
+        """Hand over one message without waiting for the client."""
+        ...
+
+
+def run_engine(start: StartEngine, channel: Channel) -> bool:
+    """Start an engine and serve the channel until Shutdown (True) or death (False). The last message says which."""
+    try:
+        engine, info = start(channel.send)
+        channel.send(info)
+        _serve(engine, channel)
+    except PegainferError as error:
+        channel.send(EngineFailed(str(error)))
+        return False
+    except Exception as error:
+        log.exception("the engine died")
+        channel.send(EngineFailed(f"{type(error).__name__}: {error}"))
+        return False
+    return True
+
+
+def _serve(engine: Engine, channel: Channel) -> None:
+    while True:
+        for message in channel.receive(block=not engine.has_work):
+            if isinstance(message, AddRequest):
+                engine.add(message)
+            elif isinstance(message, AbortRequests):
+                engine.abort(message.request_ids)
+            elif isinstance(message, ResetPrefixCache):
+                engine.scheduler.cache.pool.reset()
+            elif isinstance(message, Shutdown):
+                return
+        if engine.has_work:
+            outputs = engine.step()
+            if outputs.outputs or outputs.num_tokens:
+                channel.send(outputs)

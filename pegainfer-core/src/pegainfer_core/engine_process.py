@@ -1,0 +1,73 @@
+"""The engine's process: `python -m pegainfer_core.engine_process ADDRESS`, started by `process_client.ProcessClient`.
+
+Owns the child's end of the socket and its promise to end with its parent. The first message is the EngineConfig.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import sys
+import threading
+
+import msgspec
+import zmq
+
+from pegainfer_core.config import EngineConfig
+from pegainfer_core.engine_loop import run_engine
+from pegainfer_core.messages import FromEngine, ToEngine
+from pegainfer_core.startup import start_engine
+
+
+class SocketChannel:
+    """The engine's end of the ZeroMQ socket."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def receive(self, *, block: bool) -> list[ToEngine]:
+        """See Channel."""
+        messages: list[ToEngine] = []
+        flags = 0 if block else zmq.NOBLOCK
+        while True:
+            try:
+                messages.append(self._decoder.decode(self._socket.recv(flags)))
+            except zmq.Again:
+                return messages
+            flags = zmq.NOBLOCK
+
+    def send(self, message: FromEngine) -> None:
+        """See Channel."""
+        self._socket.send(self._encoder.encode(message))
+
+
+def main(address: str) -> int:
+    """Serve until told to end; returns the exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    context = zmq.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.connect(address)
+    config = msgspec.msgpack.decode(socket.recv(), type=EngineConfig)
+    ended_well = run_engine(functools.partial(start_engine, config), SocketChannel(socket))
+    socket.close(linger=1000)
+    context.term()
+    return 0 if ended_well else 1
+
+
+def _end_with_parent() -> None:
+    """The parent never writes to our standard input; it closes when the parent is gone."""
+    while sys.stdin.buffer.read(1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

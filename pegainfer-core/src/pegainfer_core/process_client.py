@@ -1,0 +1,119 @@
+"""An engine in a process of its own: what `pegainfer serve` uses.
+
+Owns the child process, its socket and the detection of its death. Imports no torch. No orphan: the child ends when its
+standard input closes, which the operating system does when this process dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from pegainfer_core.client import EngineClient
+from pegainfer_core.config import EngineConfig
+from pegainfer_core.messages import FromEngine, Shutdown, ToEngine
+
+CLOSE_SECONDS = 10.0
+"""How long a closing engine may take before it is killed."""
+
+_DECODER = msgspec.msgpack.Decoder(FromEngine)
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+class ProcessClient(EngineClient):
+    """See the module docstring."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__()
+        self.config = config
+        """What the engine will be told; may be replaced until `start`."""
+        self._context: zmq.asyncio.Context | None = None
+        self._socket: zmq.asyncio.Socket | None = None
+        self._directory: Path | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id."""
+        return None if self._process is None else self._process.pid
+
+    async def start(self) -> None:
+        """See EngineClient."""
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "pegainfer_core.engine_process", self._bind(), stdin=asyncio.subprocess.PIPE
+        )
+        self._send_bytes(_ENCODER.encode(self.config))
+        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
+
+    def send(self, message: ToEngine) -> None:
+        """See EngineClient."""
+        self._send_bytes(_ENCODER.encode(message))
+
+    async def close(self) -> None:
+        """See EngineClient."""
+        self._closing = True
+        if self._process is not None and self._process.returncode is None:
+            self.send(Shutdown())
+            try:
+                await asyncio.wait_for(self._process.wait(), CLOSE_SECONDS)
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._socket is not None and self._context is not None:
+            self._socket.close(linger=0)
+            self._context.term()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+        self.mark_closed()
+
+    def _bind(self) -> str:
+        """Bind the socket; IPC where the platform has it, else loopback TCP. Returns the address."""
+        assert self._socket is not None
+        if zmq.has("ipc"):
+            self._directory = Path(tempfile.mkdtemp(prefix="pegainfer-"))
+            address = f"ipc://{self._directory}/engine"
+            self._socket.bind(address)
+            return address
+        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        return f"tcp://127.0.0.1:{port}"
+
+    def _send_bytes(self, data: bytes) -> None:
+        assert self._socket is not None
+        # Unlimited queue: the future is done at once, so there is nothing to await.
+        self._socket.send(data)
+
+    async def _receive(self) -> None:
+        assert self._socket is not None
+        while True:
+            self.dispatch(_DECODER.decode(await self._socket.recv()))
+
+    async def _watch(self) -> None:
+        """Turn the end of the process into the death of the client, after its last words."""
+        assert self._process is not None and self._socket is not None
+        code = await self._process.wait()
+        while self.state in ("loading", "ready") and await self._socket.poll(200):
+            await asyncio.sleep(0)  # `_receive` takes what is there
+        if not self._closing:
+            self.died(f"the engine process {_how_it_ended(code)}")
+
+
+def _how_it_ended(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

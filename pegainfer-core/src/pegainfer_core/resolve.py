@@ -1,0 +1,98 @@
+"""From what the user typed to what will be served: checkpoint, family, plan, vocabulary, EOS ids.
+
+Owns that one resolution, used by the server, `LLM`, `pegainfer inspect` and the engine process. No torch, no weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pegainfer_core.checkpoint import Checkpoint, read_json, resolve_checkpoint
+from pegainfer_core.config import EngineConfig
+from pegainfer_core.errors import CheckpointError
+from pegainfer_core.family import ModelFamily, ModelPlan
+from pegainfer_core.hf_config import read_eos
+from pegainfer_core.plugins import Plugins, parse_options
+from pegainfer_core.tokenizer import read_special_tokens
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedModel:
+    """What will be served. `config.model` is the local directory."""
+
+    config: EngineConfig
+    checkpoint: Checkpoint
+    family: ModelFamily
+    plan: ModelPlan
+    vocab_size: int
+    """Ids below this can be decoded; the rest of the logits' width is padding."""
+    eos_token_ids: frozenset[int]
+    """Of config.json, generation_config.json and the tokenizer together."""
+
+
+def resolve_model(config: EngineConfig, plugins: Plugins, *, configs_only: bool = False) -> ResolvedModel:
+    """Find the checkpoint and its family and let it plan.
+
+    `configs_only` downloads no weights. Raises ConfigError, UnsupportedModelError or CheckpointError.
+    """
+    checkpoint = resolve_checkpoint(config.model, config.revision, configs_only=configs_only)
+    family = plugins.claim(checkpoint.config)
+    options = parse_options(family, config.options)
+    plan = family.plan(checkpoint.config, config, options)
+    vocabulary = _read_vocabulary(checkpoint.path)
+    eos_token_ids = plan.eos_token_ids | read_eos(checkpoint.config, checkpoint.generation_config)
+    eos_text = read_special_tokens(checkpoint.path).get("eos_token")
+    if eos_text in vocabulary:
+        eos_token_ids |= {vocabulary[eos_text]}
+    vocab_size = min(plan.vocab_size, max(vocabulary.values(), default=plan.vocab_size - 1) + 1)
+    return ResolvedModel(
+        config=msgspec.structs.replace(config, model=str(checkpoint.path), revision=None),
+        checkpoint=checkpoint,
+        family=family,
+        plan=plan,
+        vocab_size=vocab_size,
+        eos_token_ids=frozenset(token_id for token_id in eos_token_ids if token_id < vocab_size),
+    )
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Model(msgspec.Struct):
+    vocab: Any = None
+
+
+class _TokenizerFile(msgspec.Struct):
+    """The parts of tokenizer.json that say which ids exist; decoding only these takes milliseconds."""
+
+    added_tokens: list[_AddedToken] = []
+    model: _Model = msgspec.field(default_factory=_Model)
+
+
+def _read_vocabulary(path: Path) -> dict[str, int]:
+    """Token text to id; empty if there is no tokenizer.json (then the width of the logits is all that is known)."""
+    file = path / "tokenizer.json"
+    if not file.exists():
+        return {}
+    try:
+        parsed = msgspec.json.decode(file.read_bytes(), type=_TokenizerFile)
+    except (msgspec.MsgspecError, OSError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    vocab = parsed.model.vocab or {}
+    if isinstance(vocab, list):  # Unigram: [text, score] by id
+        vocab = {entry[0]: token_id for token_id, entry in enumerate(vocab)}
+    vocabulary: dict[str, int] = dict(vocab)
+    vocabulary.update({token.content: token.id for token in parsed.added_tokens})
+    declared = _optional(path / "tokenizer_config.json").get("added_tokens_decoder", {})
+    vocabulary.update({fields["content"]: int(key) for key, fields in declared.items()})
+    return vocabulary
+
+
+def _optional(file: Path) -> dict[str, Any]:
+    return read_json(file) if file.exists() else {}

@@ -1,0 +1,150 @@
+"""Logits to ids and logprobs, for a whole step at once.
+
+Owns the sampling state of each slot and the order of operations: vocabulary bound, logit bias, penalties, min_tokens, then greedy or
+temperature, top_k, top_p, min_p, draw. Logprobs are of the raw logits. Knows nothing of pages or scheduling.
+
+Shape suffixes: R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pegainfer_core.batch import to_device
+from pegainfer_core.ops import sampling
+from pegainfer_core.plan import Join
+from pegainfer_core.sampling_params import SamplingParams
+
+
+class SlotState:
+    """What the sampler remembers of the request in a slot."""
+
+    def __init__(self, join: Join, eos_token_ids: frozenset[int]) -> None:
+        self.params: SamplingParams = join.params
+        self.seed = join.seed
+        self.seen: set[int] = set()
+        self.output_counts: Counter[int] = Counter()
+        self.stop_ids = sorted(set(self.params.stop_token_ids) | (set() if self.params.ignore_eos else eos_token_ids))
+        if self.params.penalises:
+            self.seen.update(join.prompt_ids, join.output_ids)
+            self.output_counts.update(join.output_ids)
+
+    def record(self, token_id: int) -> None:
+        """Count a sampled token."""
+        if self.params.penalises:
+            self.seen.add(token_id)
+            self.output_counts[token_id] += 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Logprobs:
+    """Raw logprobs of one token per row, and the most likely ones. On the device."""
+
+    logprob_R: Tensor
+    rank_R: Tensor
+    top_logprobs_RN: Tensor
+    top_ids_RN: Tensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """On the device; nothing of it was waited for."""
+
+    token_ids_R: Tensor
+    finite_R: Tensor
+    """False where the logits held NaN or infinity; the id of such a row means nothing."""
+    logprobs: Logprobs | None
+    """Parallel to the rows, if any row wants logprobs."""
+
+
+class Sampler:
+    """One instance per runner."""
+
+    def __init__(self, vocab_size: int, eos_token_ids: frozenset[int], device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._device = device
+
+    def join(self, join: Join) -> SlotState:
+        """State for a request that takes a slot."""
+        return SlotState(join, self._eos_token_ids)
+
+    def sample(self, logits_RV: Tensor, states: Sequence[SlotState], output_indices: Sequence[int]) -> Sampled:
+        """One token per row. Ids at or above the vocabulary bound are never chosen."""
+        raw_RV = logits_RV.float()
+        bounded_RV = raw_RV.clone()
+        bounded_RV[:, self._vocab_size :] = -torch.inf
+        finite_R = torch.isfinite(bounded_RV.amax(dim=-1))
+        self._adjust(bounded_RV, states, output_indices)
+        token_ids_R = torch.argmax(bounded_RV, dim=-1)
+        drawn = [row for row, state in enumerate(states) if not state.params.greedy]
+        if drawn:
+            rows = self._tensor(drawn, np.int64)
+            keys = [sampling.row_key(states[row].seed, output_indices[row]) for row in drawn]
+            ids = self._draw(bounded_RV[rows], [states[row].params for row in drawn], self._tensor(keys, np.int64))
+            token_ids_R[rows] = ids
+        wanted = [state.params.logprobs for state in states if state.params.logprobs is not None]
+        logprobs = self.logprobs(raw_RV, token_ids_R, max(wanted)) if wanted else None
+        return Sampled(token_ids_R=token_ids_R, finite_R=finite_R, logprobs=logprobs)
+
+    def logprobs(self, logits_RV: Tensor, token_ids_R: Tensor, count: int) -> Logprobs:
+        """Raw log-softmax over the whole width, of the given tokens and of the `count` most likely decodable ones."""
+        raw_RV = logits_RV.float()
+        total_R1 = torch.logsumexp(raw_RV, dim=-1, keepdim=True)
+        chosen_R1 = raw_RV.gather(1, token_ids_R[:, None])
+        decodable_RV = raw_RV[:, : self._vocab_size]
+        top_RN, top_ids_RN = sampling.top_logits(decodable_RV, min(count, self._vocab_size))
+        return Logprobs(
+            logprob_R=(chosen_R1 - total_R1)[:, 0],
+            rank_R=(decodable_RV > chosen_R1).sum(dim=-1) + 1,
+            top_logprobs_RN=top_RN - total_R1,
+            top_ids_RN=top_ids_RN,
+        )
+
+    def _draw(self, logits_RV: Tensor, params: Sequence[SamplingParams], key_R: Tensor) -> Tensor:
+        scaled_RV = logits_RV / self._tensor([p.temperature for p in params], np.float32)[:, None]
+        width = scaled_RV.shape[1]
+        top_k = [p.top_k if 0 < p.top_k < width else width for p in params]
+        if any(k < width for k in top_k) or any(p.top_p < 1.0 for p in params):
+            # Rows without a filter must not depend on whether others have one.
+            filtered = [row for row, p in enumerate(params) if top_k[row] < width or p.top_p < 1.0]
+            rows = self._tensor(filtered, np.int64)
+            scaled_RV[rows] = sampling.filter_top_k_top_p(
+                scaled_RV[rows],
+                self._tensor([top_k[row] for row in filtered], np.int64),
+                self._tensor([params[row].top_p for row in filtered], np.float32),
+            )
+        if any(p.min_p > 0.0 for p in params):
+            logs = [math.log(p.min_p) if p.min_p > 0.0 else -math.inf for p in params]
+            scaled_RV = sampling.filter_min_p(scaled_RV, self._tensor(logs, np.float32))
+        return sampling.sample(scaled_RV, key_R)
+
+    def _adjust(self, logits_RV: Tensor, states: Sequence[SlotState], output_indices: Sequence[int]) -> None:
+        """Logit bias, penalties and min_tokens, in place, for the rows that ask for them."""
+        for row, (state, output_index) in enumerate(zip(states, output_indices, strict=True)):
+            params = state.params
+            if params.logit_bias:
+                logits_RV[row, self._tensor(list(params.logit_bias), np.int64)] += self._tensor(
+                    list(params.logit_bias.values()), np.float32
+                )
+            if params.repetition_penalty != 1.0 and state.seen:
+                ids = self._tensor(sorted(state.seen), np.int64)
+                values = logits_RV[row, ids]
+                penalty = params.repetition_penalty
+                logits_RV[row, ids] = torch.where(values > 0, values / penalty, values * penalty)
+            if state.output_counts and (params.presence_penalty or params.frequency_penalty):
+                counts = self._tensor(list(state.output_counts.values()), np.float32)
+                ids = self._tensor(list(state.output_counts), np.int64)
+                logits_RV[row, ids] -= params.presence_penalty + params.frequency_penalty * counts
+            if output_index < params.min_tokens and state.stop_ids:
+                logits_RV[row, self._tensor(state.stop_ids, np.int64)] = -torch.inf
+
+    def _tensor(self, values: Sequence[float], dtype: type[np.generic]) -> Tensor:
+        return to_device(np.asarray(values, dtype=dtype), self._device)
