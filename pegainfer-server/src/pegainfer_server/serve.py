@@ -27,7 +27,10 @@ import uvicorn
 from pegainfer_core.client import EngineClient
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.errors import EngineDeadError
+from pegainfer_core.messages import AbortRequests
 from pegainfer_core.plugins import Plugins, load_plugins
+from pegainfer_core.process_client import ProcessClient
+from pegainfer_core.resolve import ResolvedModel, resolve_model
 
 from pegainfer_server.listening import is_public, listen, url_of
 from pegainfer_server.progress import describe, show_progress, timeline
@@ -35,6 +38,8 @@ from pegainfer_server.state import ServerState
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+    from pegainfer_core.chat import ChatFormat
+    from pegainfer_core.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -70,14 +75,13 @@ def run_server(config: EngineConfig, options: ServerOptions) -> int:
     begun = time.monotonic()
     configure_logging(options.log_level)
     with contextlib.closing(listen(options.host, options.port)) as listener:
-        from pegainfer_core.engine_process import ProcessClient
-
         plugins = load_plugins()
         for broken in plugins.broken:
             log.warning("plugin %s", broken)
         log.info("engine config %s", msgspec.json.encode(config).decode())
+        client = ProcessClient(config)
         state = ServerState(
-            client=ProcessClient(config),
+            client=client,
             model_names=options.served_model_names,
             api_keys=options.api_keys,
             max_body_bytes=options.max_body_bytes,
@@ -86,7 +90,7 @@ def run_server(config: EngineConfig, options: ServerOptions) -> int:
         lifecycle = Lifecycle(
             state,
             listener,
-            lambda state: load_model(config, plugins, state),
+            lambda state: load_model(config, plugins, client, state),
             add_routes=lambda app, client: add_plugin_routes(plugins, app, client),
             shutdown_timeout=options.shutdown_timeout,
             begun=begun,
@@ -95,21 +99,25 @@ def run_server(config: EngineConfig, options: ServerOptions) -> int:
             return runner.run(lifecycle.run())
 
 
-async def load_model(config: EngineConfig, plugins: Plugins, state: ServerState) -> None:
+async def load_model(config: EngineConfig, plugins: Plugins, client: ProcessClient, state: ServerState) -> None:
     """Resolve the checkpoint, then start the engine and load the text tools beside it."""
-    from pegainfer_core.resolve import resolve_model
-
     from pegainfer_server.sampling import defaults_from_generation_config
 
     resolved = await in_daemon_thread(lambda: resolve_model(config, plugins))
     state.default_sampling = defaults_from_generation_config(resolved.checkpoint.generation_config)
-    await state.client.start()
-    text = asyncio.create_task(in_daemon_thread(lambda: resolved.tokenizer))
-    ready = asyncio.create_task(state.client.wait_ready())
+    client.config = resolved.config  # the engine finds the very files that were found here
+    await client.start()
+    text = asyncio.create_task(in_daemon_thread(lambda: load_text_tools(resolved)))
+    ready = asyncio.create_task(client.wait_ready())
     await _first_failure(text, ready)
-    tokenizer = text.result()
-    state.chat_format = resolved.family.chat_format(tokenizer, resolved.checkpoint.path)
+    tokenizer, state.chat_format = text.result()
     state.tokenizer = tokenizer
+
+
+def load_text_tools(resolved: ResolvedModel) -> tuple[Tokenizer, ChatFormat]:
+    """The checkpoint's tokenizer and chat format. Raises CheckpointError."""
+    tokenizer = resolved.family.tokenizer(resolved.checkpoint.path)
+    return tokenizer, resolved.family.chat_format(tokenizer, resolved.checkpoint.path)
 
 
 def add_plugin_routes(plugins: Plugins, app: FastAPI, client: EngineClient) -> None:
@@ -207,15 +215,24 @@ class Lifecycle:
     async def _drain(self) -> None:
         """Refuse new requests and let live ones finish; those that are late end with finish reason abort."""
         self._state.draining = True
-        live = self._state.client.num_open
-        if live:
-            log.info("finishing %d live requests for up to %g s", live, self._shutdown_timeout)
-        deadline = time.monotonic() + self._shutdown_timeout
-        while self._state.client.num_open and self._state.client.state == "ready":
+        client = self._state.client
+        if client.num_open:
+            log.info("finishing %d live requests for up to %g s", client.num_open, self._shutdown_timeout)
+        if await self._none_open(self._shutdown_timeout):
+            return
+        log.warning("%d requests are cut off", client.num_open)
+        client.send(AbortRequests(client.open_ids))
+        await self._none_open(FLUSH_SECONDS)
+
+    async def _none_open(self, seconds: float) -> bool:
+        """Wait until no request is open, or the engine is gone; False if it takes longer."""
+        client = self._state.client
+        deadline = time.monotonic() + seconds
+        while client.num_open and client.state == "ready":
             if time.monotonic() >= deadline:
-                log.warning("%d requests are cut off", self._state.client.num_open)
-                return
+                return False
             await asyncio.sleep(POLL_SECONDS)
+        return True
 
     async def _close(self, serving: asyncio.Task[None], tasks: list[asyncio.Task[Any]]) -> None:
         """End the engine, flush the answers, and leave nothing running."""

@@ -102,8 +102,9 @@ class FakeEngineClient(EngineClient):
         if isinstance(message, AddRequest):
             self._open[message.request_id] = _Open(message, list(self.script(message)))
         elif isinstance(message, AbortRequests):
-            for request_id in message.request_ids:
-                self._open.pop(request_id, None)
+            ended = [self._open.pop(name) for name in message.request_ids if name in self._open]
+            outputs = StepOutputs([self._end(item, "abort") for item in ended], self._stats(), 0)
+            asyncio.get_running_loop().call_soon(self.dispatch, outputs)
         elif isinstance(message, Shutdown):
             self._open.clear()
         if self.auto and not self._stepping:
