@@ -29,37 +29,41 @@ class Qwen3Config:
     def from_hf(cls, hf_config: Mapping[str, Any], ignore_keys: Sequence[str] = ()) -> Qwen3Config:
         """Read config.json. Raises ConfigError naming the key, its value and what is supported."""
         reader = ConfigReader(hf_config, "qwen3", ignore_keys)
+        if reader.has("quantization_config"):
+            raise reader.error(
+                "quantization_config is set; qwen3 serves bfloat16, float16 and float32 checkpoints only"
+            )
         reader.choice("hidden_act", ["silu"])
-        num_layers = reader.int("num_hidden_layers")
-        num_heads = reader.int("num_attention_heads")
+        reader.only("attention_bias", False)
+        reader.only("use_sliding_window", False)
+        reader.no_effect("sliding_window", "max_window_layers")  # without use_sliding_window
         config = cls(
             vocab_size=reader.int("vocab_size"),
             hidden_size=reader.int("hidden_size"),
             intermediate_size=reader.int("intermediate_size"),
-            num_layers=num_layers,
-            num_heads=num_heads,
-            num_kv_heads=reader.int("num_key_value_heads", num_heads),
+            num_layers=reader.int("num_hidden_layers"),
+            num_heads=reader.int("num_attention_heads"),
+            num_kv_heads=reader.int("num_key_value_heads"),
             head_dim=reader.int("head_dim", 128),
-            rms_norm_eps=reader.float("rms_norm_eps", 1e-6, above=0),
-            max_position_embeddings=reader.int("max_position_embeddings", 40960),
-            rope=read_rope(reader, default_theta=10000.0),
+            rms_norm_eps=reader.float("rms_norm_eps", above=0),
+            max_position_embeddings=reader.int("max_position_embeddings"),
+            rope=read_rope(reader),
             tie_word_embeddings=reader.bool("tie_word_embeddings", False),
         )
-        reader.only("use_sliding_window", False)
-        reader.only("attention_bias", False)
-        layer_types = reader.str_list("layer_types", None)
-        if layer_types is not None and len(layer_types) != num_layers:
-            raise reader.error(f"layer_types has {len(layer_types)} entries for {num_layers} layers")
-        if layer_types is not None and set(layer_types) != {"full_attention"}:
-            raise reader.unsupported("layer_types", ["full_attention in every layer"])
-        if config.num_heads % config.num_kv_heads:
-            raise reader.error(
-                f"num_attention_heads {config.num_heads} is no multiple of num_key_value_heads {config.num_kv_heads}"
-            )
-        if config.head_dim % 2:
-            raise reader.error(f"head_dim is {config.head_dim}; rotary embedding needs an even number")
+        config._check(reader)
         reader.finish()
         return config
+
+    def _check(self, reader: ConfigReader) -> None:
+        """What must hold between keys."""
+        layer_types = reader.str_list("layer_types", None)
+        if layer_types is not None and layer_types != ("full_attention",) * self.num_layers:
+            raise reader.unsupported("layer_types", [f"{self.num_layers} times full_attention"])
+        if self.num_heads % self.num_kv_heads:
+            heads = f"num_attention_heads {self.num_heads}"
+            raise reader.error(f"{heads} is no multiple of num_key_value_heads {self.num_kv_heads}")
+        if self.head_dim % 2:
+            raise reader.error(f"head_dim is {self.head_dim}; rotary embedding needs an even number")
 
     @property
     def max_context(self) -> int:

@@ -29,6 +29,10 @@ class LlamaConfig:
     def from_hf(cls, hf_config: Mapping[str, Any], ignore_keys: Sequence[str] = ()) -> LlamaConfig:
         """Read config.json. Raises ConfigError naming the key, its value and what is supported."""
         reader = ConfigReader(hf_config, "llama", ignore_keys)
+        if reader.has("quantization_config"):
+            raise reader.error(
+                "quantization_config is set; llama serves bfloat16, float16 and float32 checkpoints only"
+            )
         reader.choice("hidden_act", ["silu"])
         reader.only("attention_bias", False)
         reader.only("mlp_bias", False)
