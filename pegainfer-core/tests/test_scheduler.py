@@ -388,7 +388,7 @@ def test_observers_see_steps_and_a_broken_one_is_dropped_once() -> None:
         ("repetition_penalty", 0.0),
         ("presence_penalty", 2.1),
         ("logit_bias", {1: 101.0}),
-        ("logit_bias", {i: 0.0 for i in range(301)}),
+        ("logit_bias", dict.fromkeys(range(301), 0.0)),
         ("logprobs", 21),
         ("max_tokens", -1),
         ("max_tokens", 0),

@@ -1,0 +1,196 @@
+"""Both implementations of EngineClient against the same expectations: a thread with a fake runner, a process with a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from pegainfer_core.client import EngineClient
+from pegainfer_core.config import EngineConfig
+from pegainfer_core.engine import DeviceLostError, Engine
+from pegainfer_core.errors import EngineDeadError
+from pegainfer_core.kv.cache import KVCache
+from pegainfer_core.messages import AddRequest, EngineInfo, LoadProgress, RequestOutput
+from pegainfer_core.plan import StepPlan
+from pegainfer_core.process_client import ProcessClient
+from pegainfer_core.sampling_params import SamplingParams
+from pegainfer_core.scheduler import Scheduler, SchedulerLimits
+from pegainfer_core.testing.fake_runner import VOCAB_SIZE, FakeRunner, expected_output
+from pegainfer_core.thread_client import ThreadClient
+from pegainfer_qwen3.testing import write_tiny_qwen3
+
+PROMPT = [100, 101, 102]
+
+
+def fake_start(fail_when: Callable[[StepPlan], None] | None = None) -> Callable[..., tuple[Engine, EngineInfo]]:
+    def start(on_progress: Callable[[LoadProgress], None]) -> tuple[Engine, EngineInfo]:
+        limits = SchedulerLimits(
+            max_model_len=19_000,
+            max_prefill_tokens=16,
+            max_running_requests=4,
+            max_waiting_requests=100,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=frozenset(),
+        )
+        on_progress(LoadProgress("weights", 1, 1))
+        engine = Engine(Scheduler(limits, KVCache(5000, 4)), FakeRunner(5000, 4, fail_when))
+        info = EngineInfo("fake", "cpu", "float32", "torch", 19_000, 16, 4, 4, 4999, VOCAB_SIZE, [], 0, 0, [])
+        return engine, info
+
+    return start
+
+
+@pytest.fixture(params=["thread", "process"])
+async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EngineClient]:
+    made: EngineClient
+    if request.param == "thread":
+        made = ThreadClient(fake_start())
+    else:
+        made = ProcessClient(EngineConfig(model=str(write_tiny_qwen3(tmp_path)), max_running_requests=4))
+    await made.start()
+    yield made
+    await made.close()
+
+
+async def collect(client: EngineClient, request: AddRequest) -> list[RequestOutput]:
+    return [output async for output in client.generate(request)]
+
+
+def endless(request_id: str) -> AddRequest:
+    return AddRequest(request_id, PROMPT, SamplingParams(ignore_eos=True, temperature=0.0))
+
+
+async def test_it_loads_serves_many_and_goes_idle(client: EngineClient) -> None:
+    info = await client.wait_ready()
+    assert client.state == "ready" and client.progress is not None and client.progress.phase == "weights"
+    assert info.num_pages == client.stats.num_pages or client.stats.num_pages == 0
+    params = SamplingParams(max_tokens=6, ignore_eos=True, seed=1)
+    runs = await asyncio.gather(*(collect(client, AddRequest(str(i), PROMPT, params)) for i in range(9)))
+    answers = [[token_id for output in outputs for token_id in output.token_ids] for outputs in runs]
+    assert all(answer == answers[0] and len(answer) == 6 for answer in answers)
+    assert [outputs[-1].finish_reason for outputs in runs] == ["length"] * 9
+    assert (client.stats.num_running, client.stats.num_waiting, client.stats.kv_usage) == (0, 0, 0.0)
+    assert client.stats.generation_tokens == 54 and client.num_open == 0
+
+
+async def test_leaving_a_stream_gives_everything_back(client: EngineClient) -> None:
+    await client.wait_ready()
+
+    async def leave_after_two(request_id: str) -> None:
+        outputs = client.generate(endless(request_id))
+        await anext(outputs)
+        await anext(outputs)
+        await outputs.aclose()  # type: ignore[attr-defined]
+
+    idle = asyncio.Event()
+    client.on_step.append(lambda step: idle.set() if step.stats.num_running == 0 else None)
+    await asyncio.gather(*(leave_after_two(str(i)) for i in range(3)))
+    await asyncio.wait_for(idle.wait(), 30)
+    assert (client.stats.num_running, client.stats.num_waiting, client.stats.kv_usage) == (0, 0, 0.0)
+
+
+async def test_refusals_come_as_ends(client: EngineClient) -> None:
+    await client.wait_ready()
+    (output,) = await collect(client, AddRequest("bad", [10**6], SamplingParams()))
+    assert output.finish_reason == "rejected" and "1000000" in (output.error or "")
+
+
+async def test_closing_fails_what_is_open(client: EngineClient) -> None:
+    await client.wait_ready()
+    outputs = client.generate(endless("open"))
+    await anext(outputs)
+    await client.close()
+    assert client.state == "closed"
+    with pytest.raises(EngineDeadError):
+        async for _ in outputs:
+            pass
+    with pytest.raises(EngineDeadError):
+        await anext(client.generate(endless("late")))
+
+
+async def test_a_failed_start_says_why() -> None:
+    client = ProcessClient(EngineConfig(model="no/such/dir"))
+    await client.start()
+    with pytest.raises(EngineDeadError, match="no such directory"):
+        await client.wait_ready()
+    assert client.state == "dead"
+    await client.close()
+
+
+async def test_a_lost_device_ends_the_engine_with_its_words() -> None:
+    def fail(plan: StepPlan) -> None:
+        raise DeviceLostError("the card fell off the bus")
+
+    client = ThreadClient(fake_start(fail))
+    await client.start()
+    await client.wait_ready()
+    with pytest.raises(EngineDeadError, match="fell off the bus"):
+        await collect(client, endless("a"))
+    assert client.state == "dead" and "fell off the bus" in await client.wait_dead()
+    await client.close()
+
+
+async def test_a_killed_engine_process_fails_every_open_request(tmp_path: Path) -> None:
+    client = ProcessClient(EngineConfig(model=str(write_tiny_qwen3(tmp_path))))
+    await client.start()
+    await client.wait_ready()
+    streams = [client.generate(endless(str(i))) for i in range(3)]
+    for stream in streams:
+        await anext(stream)
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    for stream in streams:
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            async for _ in stream:
+                pass
+    assert client.state == "dead"
+    await client.close()
+
+
+PARENT = """
+import asyncio, sys
+from pegainfer_core.config import EngineConfig
+from pegainfer_core.process_client import ProcessClient
+
+async def main():
+    client = ProcessClient(EngineConfig(model=sys.argv[1]))
+    await client.start()
+    await client.wait_ready()
+    sys.stdout.write(f"{client.pid}\\n")
+    sys.stdout.flush()
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_no_orphan_survives_its_parents_sigkill(tmp_path: Path) -> None:
+    model = write_tiny_qwen3(tmp_path)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(model)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    # The child inherited the write end of this pipe: it reads as closed only when both processes are gone.
+    parent.kill()
+    parent.wait()
+    assert parent.stdout.read() == ""
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+
+
+def test_a_thread_client_gives_the_fake_runners_tokens() -> None:
+    async def run() -> list[int]:
+        client = ThreadClient(fake_start())
+        await client.start()
+        await client.wait_ready()
+        request = AddRequest("a", PROMPT, SamplingParams(max_tokens=8, seed=5))
+        tokens = [token_id for output in await collect(client, request) for token_id in output.token_ids]
+        await client.close()
+        return tokens
+
+    assert asyncio.run(run()) == expected_output(PROMPT, 5, 8, frozenset())
