@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from pegainfer_server.disconnect import unless_client_leaves
 from pegainfer_server.generation import Choice, run_choices, usage
+from pegainfer_server.prompts import off_loop
 from pegainfer_server.protocol import GenerationBody, StreamOptions
 from pegainfer_server.sse import DONE, EventStream, TextEvent, event
 from pegainfer_server.text_stream import TextDelta
@@ -88,7 +89,11 @@ class Answer:
         async with aclosing(run_choices(self._choices, self._client)) as deltas:
             async for choice, delta in deltas:
                 parts[choice.index].append(delta)
-        choices = [self._shape.whole(choice, _joined(parts[choice.index])) for choice in self._choices]
+        scored = sum(len(choice.prompt_logprobs or ()) for choice in self._choices)
+        return await off_loop(scored, lambda: self._whole_response([_joined(deltas) for deltas in parts]))
+
+    def _whole_response(self, texts: Sequence[TextDelta]) -> Response:
+        choices = [self._shape.whole(choice, text) for choice, text in zip(self._choices, texts, strict=True)]
         data = {**self._head, "choices": choices, "usage": usage(self._choices)}
         return Response(msgspec.json.encode(data), media_type="application/json")
 

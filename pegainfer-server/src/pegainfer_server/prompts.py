@@ -16,7 +16,7 @@ from pegainfer_server.http_errors import ApiError, bad_request
 
 T = TypeVar("T")
 
-INLINE_CHARACTERS = 4096  # tokenizing this much takes about a millisecond; more goes to a thread
+INLINE_SIZE = 4096  # tokenizing that many characters takes about a millisecond; more goes to a thread
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,27 +29,30 @@ class Prompt:
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
-    """`work()`, in a thread if `size` characters are enough to hold up other requests' tokens."""
-    return work() if size <= INLINE_CHARACTERS else await asyncio.to_thread(work)
+    """`work()`, in a thread if `size` characters or tokens are enough to hold up other requests' tokens."""
+    return work() if size <= INLINE_SIZE else await asyncio.to_thread(work)
 
 
 async def read_prompts(value: Any, tokenizer: Tokenizer, vocab_size: int, *, add_special_tokens: bool) -> list[Prompt]:
     """The prompts in order. Raises ApiError for an empty one, an id outside the vocabulary, or any other form."""
-    prompts: list[Prompt] = []
-    for item in _split(value):
-        if isinstance(item, str):
-            prompts.append(Prompt(await encode_text(item, tokenizer, add_special_tokens=add_special_tokens), item))
-        else:
-            check_ids(item, vocab_size, "prompt")
-            prompts.append(Prompt(item, None))
-    return prompts
+    items = _split(value)
+
+    def read() -> list[Prompt]:
+        return [_read(item, tokenizer, vocab_size, add_special_tokens) for item in items]
+
+    return await off_loop(sum(len(item) for item in items if isinstance(item, str)), read)
 
 
-async def encode_text(text: str, tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[int]:
-    """Ids of a prompt that must not be empty."""
-    if not text:
-        raise _empty()
-    ids = await off_loop(len(text), lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
+def _read(item: str | list[int], tokenizer: Tokenizer, vocab_size: int, add_special_tokens: bool) -> Prompt:
+    if isinstance(item, str):
+        return Prompt(encode_text(item, tokenizer, add_special_tokens=add_special_tokens), item)
+    check_ids(item, vocab_size, "prompt")
+    return Prompt(item, None)
+
+
+def encode_text(text: str, tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[int]:
+    """Ids of a prompt. Raises ApiError if there are none."""
+    ids = tokenizer.encode(text, add_special_tokens=add_special_tokens) if text else []
     if not ids:
         raise _empty()
     return ids

@@ -60,7 +60,9 @@ async def _ids(body: TokenizeBody, state: ServerState, tokenizer: Tokenizer) -> 
                 "prompt: add_generation_prompt, continue_final_message and chat_template_kwargs go with messages",
                 "prompt",
             )
-        return await encode_text(body.prompt, tokenizer, add_special_tokens=body.add_special_tokens is not False)
+        prompt = body.prompt
+        special = body.add_special_tokens is not False
+        return await off_loop(len(prompt), lambda: encode_text(prompt, tokenizer, add_special_tokens=special))
     if body.add_special_tokens:
         raise bad_request(
             "add_special_tokens: a chat template writes its own", "add_special_tokens", "unsupported_field"
