@@ -28,6 +28,13 @@ PLANNING_MODULES = [
     "pegainfer_core.chat",
     "pegainfer_core.checkpoint",
     "pegainfer_core.hf_config",
+    "pegainfer_core.family_options",
+    "pegainfer_core.resolve",
+    "pegainfer_core.engine",
+    "pegainfer_core.engine_loop",
+    "pegainfer_core.thread_client",
+    "pegainfer_core.process_client",
+    "pegainfer_core.startup",
     "pegainfer_core",
 ]
 """Planned without torch: what the API process, the planner and plugin modules import."""
