@@ -172,13 +172,13 @@ asyncio.run(main())
 
 def test_no_orphan_survives_its_parents_sigkill(tmp_path: Path) -> None:
     model = write_tiny_qwen3(tmp_path)
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(model)], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    child = int(parent.stdout.readline())
-    # The child inherited the write end of this pipe: it reads as closed only when both processes are gone.
-    parent.kill()
-    parent.wait()
-    assert parent.stdout.read() == ""
+    command = [sys.executable, "-c", PARENT, str(model)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        # The child inherited the write end of this pipe: it reads as closed only when both processes are gone.
+        parent.kill()
+        assert parent.stdout.read() == ""
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
 
