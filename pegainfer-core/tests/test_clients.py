@@ -175,12 +175,10 @@ def test_no_orphan_survives_its_parents_sigkill(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PARENT, str(model)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        child = int(parent.stdout.readline())
+        assert int(parent.stdout.readline()) != parent.pid
         # The child inherited the write end of this pipe: it reads as closed only when both processes are gone.
         parent.kill()
         assert parent.stdout.read() == ""
-    with pytest.raises(ProcessLookupError):
-        os.kill(child, 0)
 
 
 def test_a_thread_client_gives_the_fake_runners_tokens() -> None:
