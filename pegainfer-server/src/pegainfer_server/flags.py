@@ -19,6 +19,7 @@ import typer
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.errors import ConfigError
 
+API_KEY_VARIABLE = "PEGAINFER_API_KEY"
 BYTE_FIELDS = frozenset({"kv_cache_memory"})
 """Fields that count bytes: their flags take sizes such as 4GiB."""
 
@@ -101,15 +102,15 @@ def engine_config(model: str | None, values: Mapping[str, Any]) -> EngineConfig 
         raise typer.BadParameter(str(error)) from None
 
 
-def parse_pairs(texts: list[str]) -> dict[str, str]:
+def parse_pairs(texts: list[str], flag: str = "-o") -> dict[str, str]:
     """name=value texts as a dictionary. Raises typer.BadParameter for another form or a name given twice."""
     pairs: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise typer.BadParameter(f"-o takes name=value, got {text!r}")
+            raise typer.BadParameter(f"{flag} takes name=value, got {text!r}")
         if name in pairs:
-            raise typer.BadParameter(f"-o {name} is given twice")
+            raise typer.BadParameter(f"{flag} {name} is given twice")
         pairs[name] = value
     return pairs
 

@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 import typer
 from pegainfer_core.config import EngineConfig
 
-from pegainfer_server.flags import parse_size, with_engine_flags
+from pegainfer_server.flags import API_KEY_VARIABLE, parse_size, with_engine_flags
 
 LogLevel = Literal["debug", "info", "warning", "error"]
-API_KEY_VARIABLE = "PEGAINFER_API_KEY"
 
 
 @with_engine_flags()
