@@ -19,6 +19,7 @@ from pegainfer_core.errors import CheckpointError, RequestError
 from pegainfer_core.testing import tiny_tokenizers
 from pegainfer_core.testing.assets import QWEN3_TOKENIZER, AssetError, qwen3_tokenizer, unpack
 from pegainfer_core.tokenizer import Detokenizer, Tokenizer, load_tokenizer
+from tokenizers import AddedToken
 
 TEXTS = [
     "",
@@ -288,6 +289,30 @@ def test_further_tokens_of_tokenizer_config(tmp_path: Path) -> None:
         load_tokenizer(path)
 
 
+def test_flags_of_a_named_token_stay(tmp_path: Path) -> None:
+    backend = tiny_tokenizers.byte_level()
+    backend.add_special_tokens([AddedToken("<mask>", lstrip=True)])
+    path = tiny_tokenizers.save(backend, tmp_path, mask_token="<mask>", sep_token="hello")
+    tokenizer, theirs = load_tokenizer(path), reference(path)
+    for text in ("a  <mask>", "say hello", "helloworld"):
+        assert tokenizer.encode(text) == theirs(text).input_ids
+    assert tokenizer.encode("a  <mask>") == tokenizer.encode("a<mask>")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"added_tokens_decoder": {"x": {"content": "a"}}}, "added_tokens_decoder is malformed"),
+        ({"added_tokens_decoder": {"300": "a"}}, "added_tokens_decoder is malformed"),
+        ({"added_tokens_decoder": {"300": {"content": 7}}}, "added_tokens_decoder is malformed"),
+        ({"eos_token": 7}, "eos_token is 7 in the tokenizer's files; it must be a text"),
+    ],
+)
+def test_malformed_tokenizer_config(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        load_tokenizer(written(tmp_path, "byte_level", **config))
+
+
 def test_truncation_and_padding_of_the_file_are_off(tmp_path: Path) -> None:
     backend = tiny_tokenizers.byte_level()
     backend.enable_truncation(3)
@@ -332,7 +357,7 @@ def test_without_tokenizer_json_transformers_converts(tmp_path: Path) -> None:
 def test_without_transformers_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"x")
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(CheckpointError, match=r"pip install 'pegainfer-core\[transformers\]'"):
+    with pytest.raises(CheckpointError, match=r"pip install 'pegainfer\[transformers\]'"):
         load_tokenizer(tmp_path)
 
 

@@ -40,8 +40,7 @@ class Tokenizer:
         backend.no_padding()
         self.special_tokens = dict(special_tokens or {})
         named = {name: backend.token_to_id(text) for name, text in self.special_tokens.items()}
-        # a token of the vocabulary is also found in text only once it is an added one; unknown ones get no id beyond it
-        backend.add_special_tokens([self.special_tokens[name] for name, found in named.items() if found is not None])
+        _make_special(backend, [token_id for token_id in named.values() if token_id is not None])
         added = backend.get_added_tokens_decoder()
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.bos_token_id = named.get("bos_token")
@@ -95,6 +94,24 @@ class Tokenizer:
         return self._bytes
 
 
+def _make_special(backend: Backend, token_ids: Sequence[int]) -> None:
+    """Named tokens are special whatever the files say, and then they are found in texts; flags besides stay as they are.
+
+    A named token that the vocabulary lacks gets no id: the model has no row for it.
+    """
+    added = backend.get_added_tokens_decoder()
+    news = []
+    for token_id in token_ids:
+        token = added.get(token_id)
+        if token is None:
+            news.append(AddedToken(backend.id_to_token(token_id) or "", special=True))
+        elif not token.special:
+            token.special = True
+            news.append(token)
+    if news:
+        backend.add_special_tokens(news)
+
+
 def _without_leading_spaces(text: str, most: int) -> tuple[str, int]:
     """The text without up to `most` spaces at its front, and how many may still go (none once other text came)."""
     if not most or not text:
@@ -140,7 +157,10 @@ def read_special_tokens(path: Path, config: Mapping[str, Any] | None = None) -> 
         extra = source.get("extra_special_tokens")
         named |= extra if isinstance(extra, dict) else {}
     texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
+    for name, text in texts.items():
+        if text is not None and not isinstance(text, str):
+            raise CheckpointError(f"{path}: {name} is {text!r} in the tokenizer's files; it must be a text")
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def _optional_json(file: Path) -> dict[str, Any]:
@@ -149,14 +169,26 @@ def _optional_json(file: Path) -> dict[str, Any]:
 
 def _add_declared_tokens(backend: Backend, config: Mapping[str, Any], path: Path) -> None:
     """Tokens of tokenizer_config.json: its flags win over those of tokenizer.json, and it may declare further ones."""
-    declared = config.get("added_tokens_decoder") or {}
-    for key, fields in sorted(declared.items(), key=lambda item: int(item[0])):
-        token = AddedToken(**{name: value for name, value in fields.items() if name != "__type"})
-        backend.add_tokens([token])
+    file = path / "tokenizer_config.json"
+    try:
+        declared = {
+            int(key): AddedToken(**{name: value for name, value in fields.items() if name != "__type"})
+            for key, fields in (config.get("added_tokens_decoder") or {}).items()
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{file}: added_tokens_decoder is malformed: {error}") from error
+    known = backend.get_added_tokens_decoder()
+    flags = ("content", "special", "lstrip", "rstrip", "single_word", "normalized")
+    news = [
+        token
+        for token_id, token in sorted(declared.items(), key=lambda item: item[0])
+        if token_id not in known or any(getattr(token, flag) != getattr(known[token_id], flag) for flag in flags)
+    ]
+    backend.add_tokens(news)  # one call: each rebuilds the matcher of all added tokens
+    for token_id, token in declared.items():
         found = backend.token_to_id(token.content)
-        if found != int(key):
-            file = path / "tokenizer_config.json"
-            raise CheckpointError(f"{file} gives {token.content!r} the id {key}, tokenizer.json gives it {found}")
+        if found != token_id:
+            raise CheckpointError(f"{file} gives {token.content!r} the id {token_id}, tokenizer.json gives it {found}")
 
 
 def _from_transformers(path: Path) -> Backend:
@@ -167,7 +199,7 @@ def _from_transformers(path: Path) -> Backend:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        hint = "pip install 'pegainfer-core[transformers]'"
+        hint = "pip install 'pegainfer[transformers]'"
         raise CheckpointError(f"{path} has no tokenizer.json; to convert the tokenizer it has: {hint}") from error
     try:
         loaded = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
