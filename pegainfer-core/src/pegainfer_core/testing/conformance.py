@@ -30,10 +30,10 @@ from pegainfer_core.errors import CheckpointError, ConfigError
 from pegainfer_core.family import ModelFamily
 from pegainfer_core.family_options import check_options_class
 from pegainfer_core.testing import corrupt
+from pegainfer_core.testing.conformance_engine import EngineConformance
 from pegainfer_core.testing.paged_model import PagedModel, plan_of
 from pegainfer_core.testing.reference import mean_logprob_difference, transformers_logits
 from pegainfer_core.testing.tiny import write_tiny_checkpoint
-from pegainfer_core.testing.tiny_tokenizer import SPECIAL_TOKENS, VOCAB_SIZE
 
 FOREIGN_CONFIGS: tuple[Mapping[str, Any], ...] = (
     {},
@@ -58,7 +58,7 @@ assert not heavy, f"planning imports {heavy}"
 """
 
 
-class FamilyConformance:
+class FamilyConformance(EngineConformance):
     """A subclass sets `family`, `plugin` and `configs`; pytest does the rest. Any check can be overridden."""
 
     family: ClassVar[ModelFamily]
@@ -101,13 +101,6 @@ class FamilyConformance:
     def first_config(cls) -> Mapping[str, Any]:
         """The config that most checks use."""
         return next(iter(cls.configs.values()))
-
-    def prompt(self, length: int | None = None, seed: int = 0) -> list[int]:
-        """Random ids of the tiny tokenizer, special ones left out."""
-        generator = torch.Generator().manual_seed(seed)
-        size = (self.prompt_length if length is None else length,)
-        ids: list[int] = torch.randint(len(SPECIAL_TOKENS), VOCAB_SIZE, size, generator=generator).tolist()
-        return ids
 
     def assert_same(self, found_TV: Tensor, expected_TV: Tensor) -> None:
         """Log-probabilities agree within `tolerance`, and the greedy choice wherever it is not close."""

@@ -1,0 +1,72 @@
+"""An engine stepped by hand in this thread: requests in, all their tokens out, the same on every run.
+
+Owns the loop over `Engine.step` and the collection of outputs. For tests; `LLM` is what programs use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pegainfer_core.config import EngineConfig
+from pegainfer_core.messages import AddRequest, EngineStats, FinishReason, RequestOutput, TokenLogprob
+from pegainfer_core.sampling_params import SamplingParams
+from pegainfer_core.startup import start_engine
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=0)
+"""24 tokens with their logprobs."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """What one request gave."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprob]
+    prompt_logprobs: list[TokenLogprob | None] | None
+    num_cached_tokens: int
+    finish_reason: FinishReason
+
+
+class EngineDriver:
+    """The engine of a checkpoint; `settings` are fields of EngineConfig."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        config = EngineConfig(model=str(path), **settings)
+        self.engine, self.info = start_engine(config, lambda progress: None)
+        self.stats = EngineStats()
+        """As of the last step."""
+        self._num_requests = 0
+
+    def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams = GREEDY) -> list[Generated]:
+        """Submit all prompts, then step until all have ended."""
+        outputs: dict[str, list[RequestOutput]] = {}
+        for prompt in prompts:
+            self._num_requests += 1
+            request_id = f"request-{self._num_requests}"
+            outputs[request_id] = []
+            self.engine.add(AddRequest(request_id=request_id, prompt_ids=list(prompt), params=params))
+        while self.engine.has_work:
+            step = self.engine.step()
+            self.stats = step.stats
+            for output in step.outputs:
+                outputs[output.request_id].append(output)
+        return [_collect(parts) for parts in outputs.values()]
+
+
+def _collect(parts: Sequence[RequestOutput]) -> Generated:
+    assert [part.finish_reason is not None for part in parts] == [False] * (len(parts) - 1) + [True], (
+        "ends exactly once"
+    )
+    last = parts[-1]
+    assert last.finish_reason is not None
+    assert last.error is None, last.error
+    return Generated(
+        token_ids=[token_id for part in parts for token_id in part.token_ids],
+        logprobs=[entry for part in parts for entry in part.logprobs or []],
+        prompt_logprobs=next((part.prompt_logprobs for part in parts if part.prompt_logprobs is not None), None),
+        num_cached_tokens=next((part.num_cached_tokens for part in parts if part.num_cached_tokens is not None), 0),
+        finish_reason=last.finish_reason,
+    )
