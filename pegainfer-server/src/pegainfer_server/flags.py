@@ -12,6 +12,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -32,7 +33,7 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise typer.BadParameter(f"{text!r} is no size; write bytes, or a number with KiB, MiB, GiB, KB, MB or GB")
-    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+    return int(Fraction(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
 def field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
@@ -50,7 +51,7 @@ def field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
 
 def engine_parameters() -> list[inspect.Parameter]:
     """One keyword parameter for each engine field but the model, annotated for typer."""
-    docs = field_docs(EngineConfig)
+    docs = {name: _for_the_shell(doc) for name, doc in field_docs(EngineConfig).items()}
     hints = get_type_hints(EngineConfig)
     return [
         _parameter(field, hints[field.name], docs[field.name])
@@ -118,6 +119,14 @@ def parse_pairs(texts: list[str], flag: str = "-o") -> dict[str, str]:
 def flag_name(field: str) -> str:
     """The flag of an engine field."""
     return "-o" if field == "options" else f"--{field.replace('_', '-')}"
+
+
+def _for_the_shell(doc: str) -> str:
+    """A field's docstring with flags in place of Python names."""
+    for name in EngineConfig.__struct_fields__:
+        if "_" in name:
+            doc = re.sub(rf"\b{name}\b", flag_name(name), doc)
+    return re.sub(r"\bNone\b", "unset", doc)
 
 
 def _default(field: msgspec.structs.FieldInfo) -> Any:

@@ -78,7 +78,6 @@ def run_server(config: EngineConfig, options: ServerOptions) -> int:
         plugins = load_plugins()
         for broken in plugins.broken:
             log.warning("plugin %s", broken)
-        log.info("engine config %s", msgspec.json.encode(config).decode())
         client = ProcessClient(config)
         state = ServerState(
             client=client,
@@ -105,6 +104,7 @@ async def load_model(config: EngineConfig, plugins: Plugins, client: ProcessClie
 
     resolved = await in_daemon_thread(lambda: resolve_model(config, plugins))
     state.default_sampling = defaults_from_generation_config(resolved.checkpoint.generation_config)
+    log.info("engine config %s", msgspec.json.encode(resolved.config).decode())
     client.config = resolved.config  # the engine finds the very files that were found here
     await client.start()
     text = asyncio.create_task(in_daemon_thread(lambda: load_text_tools(resolved)))
