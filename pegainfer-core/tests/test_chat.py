@@ -58,16 +58,16 @@ TOOLS = [
         "type": "function",
         "function": {
             "name": "get_weather",
-            "description": "Wetter <b>für</b> eine Stadt & mehr",
+            "description": "Wetter <b>f\u00fcr</b> eine Stadt & mehr",
             "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
         },
     },
     {"type": "function", "function": {"name": "now", "parameters": {}}},
 ]
-CALL = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Köln"}}}
-CALL_TEXT = {"type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Köln"}'}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "K\u00f6ln"}}}
+CALL_TEXT = {"type": "function", "function": {"name": "get_weather", "arguments": '{"city": "K\u00f6ln"}'}}
 SYSTEM = {"role": "system", "content": "You are terse."}
-HISTORY = [SYSTEM, user("Hi 👋"), assistant("<think>\nhm\n</think>\n\nHello."), user("And now?")]
+HISTORY = [SYSTEM, user("Hi \U0001f44b"), assistant("<think>\nhm\n</think>\n\nHello."), user("And now?")]
 QWEN3_CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "one message": ([user("Hello, world")], {}),
     "no generation prompt": ([user("Hello")], {"add_generation_prompt": False}),
@@ -80,11 +80,11 @@ QWEN3_CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "tools and system": ([SYSTEM, user("Weather?")], {"tools": TOOLS}),
     "empty tools": ([user("Weather?")], {"tools": []}),
     "tool call": (
-        [user("Weather?"), assistant("", tool_calls=[CALL]), {"role": "tool", "content": "17 °C"}],
+        [user("Weather?"), assistant("", tool_calls=[CALL]), {"role": "tool", "content": "17 \u00b0C"}],
         {"tools": TOOLS},
     ),
     "tool call as text": (
-        [user("Weather?"), assistant("Let me see.", tool_calls=[CALL_TEXT]), {"role": "tool", "content": "17 °C"}],
+        [user("Weather?"), assistant("Let me see.", tool_calls=[CALL_TEXT]), {"role": "tool", "content": "17 \u00b0C"}],
         {"tools": TOOLS},
     ),
     "two calls and two answers": (
@@ -197,7 +197,7 @@ TEMPLATES = {
     ),
     "strings": (
         "{{ messages[0].content.split(' ')[0].upper() | trim }}{{ messages | map(attribute='role') | join(',') }}"
-        "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ 'é<&>' | tojson }}"
+        "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ '\u00e9<&>' | tojson }}"
     ),
     "documents": "{% for d in documents or [] %}{{ d.title }}: {{ d.text }};{% endfor %}{{ messages[0].content }}",
 }

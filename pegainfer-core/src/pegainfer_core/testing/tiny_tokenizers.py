@@ -24,7 +24,7 @@ def _merged(vocabulary: dict[str, int], words: Sequence[str]) -> list[tuple[str,
     return merges
 
 
-def byte_level(words: Sequence[str] = ("hello", "Ġworld", "ðŁĺ")) -> Tokenizer:
+def byte_level(words: Sequence[str] = ("hello", "\u0120world", "\u00f0\u0141\u013a")) -> Tokenizer:
     """Byte-level BPE, as Qwen and Llama 3 have it: 256 bytes, a few words, special tokens at the end."""
     vocabulary = {char: index for index, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=_merged(vocabulary, words)))
@@ -35,30 +35,30 @@ def byte_level(words: Sequence[str] = ("hello", "Ġworld", "ðŁĺ")) -> Tokeniz
     return tokenizer
 
 
-def byte_fallback(words: Sequence[str] = ("▁hello", "▁world", "é")) -> Tokenizer:
+def byte_fallback(words: Sequence[str] = ("\u2581hello", "\u2581world", "\u00e9")) -> Tokenizer:
     """SentencePiece-like BPE with byte fallback, as Llama 2 has it: a space before the first word, BOS in front."""
     vocabulary = {token: index for index, token in enumerate(("<unk>", "<s>", "</s>"))}
     vocabulary |= {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
-    for char in "▁abcdefghijklmnopqrstuvwxyzé":
+    for char in "\u2581abcdefghijklmnopqrstuvwxyz\u00e9":
         vocabulary[char] = len(vocabulary)
     merges = _merged(vocabulary, words)
     model = models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True)
     tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     tokenizer.add_special_tokens(["<s>", "</s>", "<unk>"])
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return tokenizer
 
 
-def metaspace(words: Sequence[str] = ("▁hello", "▁world")) -> Tokenizer:
+def metaspace(words: Sequence[str] = ("\u2581hello", "\u2581world")) -> Tokenizer:
     """Unigram with the Metaspace decoder, which treats the first token of a text in its own way."""
     pieces = [
         ("<unk>", 0.0),
         *((word, -1.0) for word in words),
-        *((char, -3.0) for char in "▁abcdefghijklmnopqrstuvwxyz"),
+        *((char, -3.0) for char in "\u2581abcdefghijklmnopqrstuvwxyz"),
     ]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
