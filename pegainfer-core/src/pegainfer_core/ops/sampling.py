@@ -12,13 +12,15 @@ from torch import Tensor
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+_STRIDE = 0xD1342543DE82EF95
+"""Odd, and not _GOLDEN, by which token ids move: draws of one seed must not be shifted copies of each other."""
 _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
 
 
 def row_key(seed: int, output_index: int) -> int:
-    """Signed 64-bit key of one draw: SplitMix64 of the seed, then of the position in the output."""
-    return _signed(_mix(_mix(seed & _MASK64) ^ _mix(output_index + 1)))
+    """Signed 64-bit key of one draw: the seed scrambled, moved by the position in the output, scrambled again."""
+    return _signed(_mix((_mix(seed & _MASK64) + output_index * _STRIDE) & _MASK64))
 
 
 def exponential_noise(key_R: Tensor, vocab_size: int) -> Tensor:
