@@ -221,3 +221,26 @@ async def test_application_that_is_cancelled_aborts(serve: Serve) -> None:
     with pytest.raises(asyncio.CancelledError):
         await connection.task
     assert served.engine.open_ids == []
+
+
+async def test_headers_do_not_wait_for_a_slow_first_token(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pegainfer_server.sse.HEADERS_AFTER", 0)
+    served = await serve(auto=False)
+    connection = Connection(served.app, COMPLETIONS, {**BODIES[COMPLETIONS], "stream": True})
+    await until(lambda: bool(served.engine.open_ids) and bool(connection.sent))
+    assert connection.sent[0]["status"] == 200 and connection.text == ""
+    served.engine.rejection = ("queue_full", "too many")
+    served.engine.step()
+    await connection.task
+    error, done, _ = connection.text.split("\n\n")
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "queue_full"
+    assert done == "data: [DONE]"
+
+
+async def test_client_that_leaves_after_early_headers(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pegainfer_server.sse.HEADERS_AFTER", 0)
+    served = await serve(auto=False)
+    connection = Connection(served.app, COMPLETIONS, {**BODIES[COMPLETIONS], "stream": True, "n": 2})
+    await until(lambda: len(served.engine.open_ids) == 2 and bool(connection.sent))
+    await connection.leave()
+    assert served.engine.open_ids == [] and served.engine.num_open == 0

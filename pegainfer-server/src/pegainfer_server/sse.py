@@ -18,6 +18,7 @@ from pegainfer_server.disconnect import client_gone
 from pegainfer_server.http_errors import as_api_error
 
 encode = msgspec.json.Encoder().encode
+HEADERS_AFTER = 5.0  # seconds; the engine refuses within a step
 DONE = b"data: [DONE]\n\n"
 _MARK = "@text@"
 
@@ -44,7 +45,8 @@ class TextEvent:
 
 
 class EventStream(Response):
-    """Sends events as they come. The headers go out with the first one, so that a refusal still gets its own status.
+    """Sends events as they come. The headers go out with the first one, so that a refusal still gets its own status; if that
+    takes long (a queue, a long prompt) they go first, so that nobody on the way gives up waiting for them.
 
     Leaving early (the client went away, the server stops) closes the generator, which aborts its requests.
     """
@@ -58,7 +60,7 @@ class EventStream(Response):
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the events end or the client leaves. Raises what the generator raises before its first event."""
+        """Send until the events end or the client leaves. Raises what the generator raises before the headers are out."""
         del scope
         sending = asyncio.create_task(self._send(send))
         leaving = asyncio.create_task(client_gone(receive))
@@ -73,12 +75,19 @@ class EventStream(Response):
             sending.result()
 
     async def _send(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         started = False
+        first = asyncio.ensure_future(anext(self._events))
         try:
+            if not (await asyncio.wait({first}, timeout=HEADERS_AFTER))[0]:
+                started = True
+                await send(start)
+            chunk = await first
+            if not started:
+                started = True
+                await send(start)
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
             async for chunk in self._events:
-                if not started:
-                    started = True
-                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except Exception as error:
             if not started:
@@ -86,4 +95,7 @@ class EventStream(Response):
             await send(
                 {"type": "http.response.body", "body": event(as_api_error(error).body) + DONE, "more_body": True}
             )
+        finally:
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
