@@ -12,8 +12,6 @@ PROJECTS := pyproject.toml $(wildcard pegainfer-*/pyproject.toml) examples/pegai
 SOURCES := $(wildcard pegainfer-*/src) examples/pegainfer-llama/src
 SUITES := $(wildcard pegainfer-*/tests) examples/pegainfer-llama/tests tests
 
-export OMP_NUM_THREADS ?= 1
-
 .PHONY: demo test lint types pytest docs setup clean
 
 demo: .venv/demo.stamp
@@ -34,7 +32,7 @@ types: .venv/dev.stamp
 	@set -e; for suite in $(SUITES); do echo "mypy $$suite"; $(BIN)/mypy $$suite; done
 
 pytest: .venv/dev.stamp
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest
 
 docs: .venv/dev.stamp
 	$(BIN)/python docs/generate.py

@@ -42,9 +42,8 @@ def main() -> int:
         checkpoint = ensure_checkpoint()
         with server(checkpoint, arguments.port or free_port(), console) as (url, process):
             ask(url, arguments.prompt, console)
-            explain(url, checkpoint, console)
+            explain(url, checkpoint, console, keep=arguments.keep)
             if arguments.keep:
-                console.print("\nServing until Ctrl-C.")
                 process.wait()
     except KeyboardInterrupt:
         return 130
@@ -58,7 +57,7 @@ def main() -> int:
 def server(checkpoint: Path, port: int, console: Console) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A running, ready server: its base URL and its process. Stopped on leaving."""
     command = [str(Path(sys.executable).with_name("pegainfer")), "serve", str(checkpoint)]
-    command += ["--port", str(port), "--served-model-name", MODEL]
+    command += ["--port", str(port), "--served-model-name", MODEL, "--log-level", "warning"]
     console.print(f"\n[dim]$ {' '.join(['pegainfer', *command[1:]])}[/]", highlight=False, soft_wrap=True)
     started = time.monotonic()
     process = subprocess.Popen(command)
@@ -120,18 +119,23 @@ def ask(url: str, question: str, console: Console) -> None:
         raise DemoError("the answer is empty")
 
 
-def explain(url: str, checkpoint: Path, console: Console) -> None:
+def explain(url: str, checkpoint: Path, console: Console, *, keep: bool) -> None:
     """How to talk to the model further."""
     message = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "Tell me a joke."}]})
-    lines = [
-        "",
-        "Go on with:",
-        "  make demo KEEP=1                          keep the server; then, from another terminal:",
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{message}'",
-        f"  .venv/bin/pegainfer serve {checkpoint}",
-        f"  .venv/bin/pegainfer chat {checkpoint}",
-    ]
-    for line in lines:
+    if keep:
+        lines = [
+            "Serving until Ctrl-C. From another terminal:",
+            f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{message}'",
+            f"  .venv/bin/pegainfer chat --url {url}",
+        ]
+    else:
+        lines = [
+            "Go on with one of:",
+            "  make demo KEEP=1",
+            f"  .venv/bin/pegainfer serve {checkpoint}",
+            f"  .venv/bin/pegainfer chat {checkpoint}",
+        ]
+    for line in ["", *lines]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

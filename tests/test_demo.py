@@ -9,7 +9,7 @@ from pathlib import Path
 from pegainfer_llama.smollm2 import ensure_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
-QUESTION = "Name three colours of a traffic light."
+QUESTION = "What is the capital of Italy, and what is it known for?"
 
 
 def greedy_answer(checkpoint: Path, question: str) -> str:
