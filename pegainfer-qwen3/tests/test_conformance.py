@@ -15,6 +15,7 @@ class TestQwen3(FamilyConformance):
     configs = {
         "tied, group 2": tiny_config(),
         "untied, group 1": tiny_config(tie_word_embeddings=False, num_key_value_heads=4),
+        "bfloat16 checkpoint": tiny_config(torch_dtype="bfloat16"),
         "group 4": tiny_config(num_attention_heads=8, head_dim=16),
         "group 5": tiny_config(num_attention_heads=5, num_key_value_heads=1, head_dim=16),
         "group 8": tiny_config(num_attention_heads=16, head_dim=8),

@@ -24,6 +24,7 @@ class TestLlama(FamilyConformance):
         ),
         "linear": tiny_config(rope_scaling={"type": "linear", "factor": 2.0}),
         "yarn": tiny_config(rope_scaling={"rope_type": "yarn", **YARN}, max_position_embeddings=128),
+        "float16 checkpoint": tiny_config(torch_dtype="float16"),
         "own head_dim": tiny_config(head_dim=24),
     }
     foreign_configs = (

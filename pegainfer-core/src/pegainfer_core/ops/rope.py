@@ -1,7 +1,8 @@
 """Rotary position embedding: tables over positions, and the half-split rotation of queries and keys.
 
 Owns the numbers of every rope type in `rope_config`, as transformers computes them. Positions come per token: rows of
-one batch start anywhere. Everything is computed in float32 and rounded once, at the end.
+one batch start anywhere. Tables are float32; cos and sin are rounded to the inputs' type before they are multiplied,
+which makes bfloat16 logits equal to transformers' bit for bit.
 
 Shape suffixes: C positions, T tokens, H query heads, K key/value heads, D head dim, N = D / 2 frequencies.
 """
@@ -65,16 +66,14 @@ def apply_rope(
     q_THD: Tensor, k_TKD: Tensor, positions_T: Tensor, cos_CN: Tensor, sin_CN: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Rotate queries and keys by their tokens' positions; pairs are (i, i + D / 2). Results have the inputs' types."""
-    cos_T1N, sin_T1N = cos_CN[positions_T].unsqueeze(1), sin_CN[positions_T].unsqueeze(1)
+    cos_T1N = cos_CN[positions_T].unsqueeze(1).to(q_THD.dtype)
+    sin_T1N = sin_CN[positions_T].unsqueeze(1).to(q_THD.dtype)
     return _rotate(q_THD, cos_T1N, sin_T1N), _rotate(k_TKD, cos_T1N, sin_T1N)
 
 
 def _rotate(x_THD: Tensor, cos_T1N: Tensor, sin_T1N: Tensor) -> Tensor:
-    first_THN, second_THN = x_THD.float().chunk(2, dim=-1)
-    rotated_THD = torch.cat(
-        (first_THN * cos_T1N - second_THN * sin_T1N, second_THN * cos_T1N + first_THN * sin_T1N), dim=-1
-    )
-    return rotated_THD.to(x_THD.dtype)
+    first_THN, second_THN = x_THD.chunk(2, dim=-1)
+    return torch.cat((first_THN * cos_T1N - second_THN * sin_T1N, second_THN * cos_T1N + first_THN * sin_T1N), dim=-1)
 
 
 class RotaryTable(nn.Module):

@@ -32,7 +32,7 @@ from pegainfer_core.family_options import check_options_class
 from pegainfer_core.testing import corrupt
 from pegainfer_core.testing.conformance_engine import EngineConformance
 from pegainfer_core.testing.paged_model import PagedModel, plan_of
-from pegainfer_core.testing.reference import mean_logprob_difference, transformers_logits
+from pegainfer_core.testing.reference import mean_logprob_difference, top_gap, transformers_logits
 from pegainfer_core.testing.tiny import write_tiny_checkpoint
 
 FOREIGN_CONFIGS: tuple[Mapping[str, Any], ...] = (
@@ -221,6 +221,19 @@ class FamilyConformance(EngineConformance):
         model = PagedModel(self.family, path, page_size=self.page_size)
         for prompt, expected_TV in zip(prompts, self.reference(path, prompts), strict=True):
             self.assert_same(model.logits(prompt), expected_TV)
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    def test_half_precision_stays_near_the_reference(self, dtype: str, checkpoint: Path) -> None:
+        """Within the project's limits of the reference in float32."""
+        if dtype not in self.family.support.precisions:
+            pytest.skip(f"{self.family.name} does not claim {dtype}")
+        prompt = self.prompt()
+        (expected_TV,) = self.reference(checkpoint, [prompt])
+        model = PagedModel(self.family, checkpoint, page_size=self.page_size, dtype=getattr(torch, dtype))
+        gap = top_gap(model.logits(prompt), expected_TV)
+        assert gap.mean <= 0.06
+        assert gap.p99 <= 0.20
+        assert gap.regret <= 0.20
 
     @pytest.mark.parametrize("extra", [None, 0, 1], ids=["1 and 3 tokens", "a page", "a page and one"])
     def test_chunked_prefill_equals_whole(self, extra: int | None, model: PagedModel) -> None:

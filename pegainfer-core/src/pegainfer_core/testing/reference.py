@@ -5,6 +5,7 @@ Owns the load, checked both ways, and the comparison in log-probabilities. Impor
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,3 +31,28 @@ def mean_logprob_difference(logits_TV: Tensor, reference_TV: Tensor) -> float:
     """Mean absolute difference of log-probabilities, in nat, over all positions and the whole vocabulary."""
     found_TV, expected_TV = (values_TV.double().log_softmax(-1) for values_TV in (logits_TV, reference_TV))
     return float((found_TV - expected_TV).abs().mean())
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TopGap:
+    """How far logits are from a reference where it matters, in nat."""
+
+    mean: float
+    """Mean absolute difference of log-probabilities over the 8 most likely tokens of each position."""
+    p99: float
+    """99th percentile of the same."""
+    regret: float
+    """The most that a greedy choice costs under the reference."""
+
+
+def top_gap(logits_TV: Tensor, reference_TV: Tensor) -> TopGap:
+    """Compare what a half-precision run would choose with a reference."""
+    found_TV, expected_TV = (values_TV.double().log_softmax(-1) for values_TV in (logits_TV, reference_TV))
+    top_T8 = found_TV.topk(8).indices
+    differences = (found_TV.gather(-1, top_T8) - expected_TV.gather(-1, top_T8)).abs().flatten()
+    chosen_T = expected_TV.gather(-1, found_TV.argmax(-1, keepdim=True))[:, 0]
+    return TopGap(
+        mean=float(differences.mean()),
+        p99=float(differences.quantile(0.99)),
+        regret=float((expected_TV.max(-1).values - chosen_T).max()),
+    )
