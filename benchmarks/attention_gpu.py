@@ -1,25 +1,23 @@
-"""Times of the Triton attention kernels on the GPU at hand: decode, prompts, page writes; with --sweep also other tiles and splits.
+"""Times of the Triton attention kernels on the GPU at hand: decode, prompts, page writes; on demand other tiles and splits.
 
 Owns measurement only. Inputs are random and rotate over more data than the L2 cache holds; a number is the median of replays of a
-captured graph, so launch gaps are not in it. Prints a table and, last, one line of JSON; --out writes it to a file.
+captured graph, so launch gaps are not in it. gpu_spine.py runs it and writes the results.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from pegainfer_core.ops.attention import AttentionBackend, AttentionMetadata, TorchAttention
 from pegainfer_core.ops.attention_triton import SplitRule, Tile, TritonAttention
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 16  # Qwen3-4B
 CUDA = torch.device("cuda")
@@ -102,8 +100,8 @@ class Case:
     def _metadata(self, pages_R: list[int]) -> AttentionMetadata:
         order = torch.randperm(sum(pages_R), dtype=torch.int32, device=CUDA) + 1
         table_RP = torch.zeros(len(pages_R), max(pages_R), dtype=torch.int32, device=CUDA)
-        for row, pages in enumerate(order.split(pages_R)):
-            table_RP[row, : len(pages)] = pages
+        for row, (end, pages) in enumerate(zip(itertools.accumulate(pages_R), pages_R, strict=True)):
+            table_RP[row, :pages] = order[end - pages : end]
         query_lens, context_lens = [new for new, _ in self.rows], [context for _, context in self.rows]
         write_index = []
         for row, (new, context) in enumerate(self.rows):
@@ -135,13 +133,17 @@ def microseconds(work: Callable[[], object], calls: int, repeats: int = 15) -> f
     graph.replay()
     times: list[float] = []
     for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = _event(), _event()
         start.record()
         graph.replay()
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end) * 1000 / calls)
     return statistics.median(times)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def host_microseconds(work: Callable[[], object], calls: int) -> float:
@@ -174,14 +176,8 @@ def decode_times() -> Iterator[dict[str, Any]]:
         case, backend = Case([(1, context)] * rows), TritonAttention(CUDA)
         took = microseconds(functools.partial(case.attend, backend), case.num_sets)
         host = host_microseconds(functools.partial(case.attend, backend), case.num_sets)
-        bandwidth = case.kv_bytes / took / 1e6
-        yield {
-            "rows": rows,
-            "context": context,
-            "us": round(took, 1),
-            "tb_s": round(bandwidth, 2),
-            "host_us": round(host, 1),
-        }
+        speed = {"us": round(took, 1), "tb_s": round(case.kv_bytes / took / 1e6, 2), "host_us": round(host, 1)}
+        yield {"rows": rows, "context": context} | speed
 
 
 def prompt_times() -> Iterator[dict[str, Any]]:
@@ -200,6 +196,14 @@ def write_times() -> Iterator[dict[str, Any]]:
         yield {"tokens": tokens, "backend": backend.name, "us": round(took, 1)}
 
 
+def _microseconds_or_none(case: Case, backend: AttentionBackend) -> float | None:
+    """None where this card's registers or shared memory do not hold the tile."""
+    try:
+        return round(microseconds(functools.partial(case.attend, backend), case.num_sets, 5), 1)
+    except OutOfResources:
+        return None
+
+
 def sweep() -> Iterator[dict[str, Any]]:
     """Other tiles and splits: where the defaults stand."""
     for rows, context in DECODE:
@@ -213,14 +217,7 @@ def sweep() -> Iterator[dict[str, Any]]:
     for name, rows_of in PROMPTS:
         case = Case(rows_of)
         for tile in PROMPT_TILES:
-            backend = FixedTile(CUDA, tile)
-            took = microseconds(functools.partial(case.attend, backend), case.num_sets, 5)
-            yield {
-                "rows": name,
-                "tile": _short(tile),
-                "us": round(took, 1),
-                "tflop_s": round(case.flops / took / 1e6, 1),
-            }
+            yield {"rows": name, "tile": _short(tile), "us": _microseconds_or_none(case, FixedTile(CUDA, tile))}
 
 
 def _short(tile: Tile) -> str:
@@ -236,24 +233,13 @@ def _collect(title: str, rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]
     return collected
 
 
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="file for the JSON")
-    parser.add_argument("--sweep", action="store_true", help="also try other tiles and splits (minutes)")
-    arguments = parser.parse_args()
-    torch.manual_seed(0)
-    result: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "ceilings": ceilings()}
-    print(result)
+def measure(with_sweep: bool) -> dict[str, Any]:
+    """Everything, printed as it comes."""
+    result: dict[str, Any] = {"ceilings": ceilings()}
+    print(f"ceilings\n  {result['ceilings']}", flush=True)
     result["decode"] = _collect("decode", decode_times())
     result["prompts"] = _collect("prompts", prompt_times())
     result["write"] = _collect("write", write_times())
-    if arguments.sweep:
+    if with_sweep:
         result["sweep"] = _collect("sweep", sweep())
-    if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps({key: value for key, value in result.items() if key != "sweep"}, separators=(",", ":")))
-
-
-if __name__ == "__main__":
-    main()
+    return result
