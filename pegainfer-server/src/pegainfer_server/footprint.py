@@ -10,10 +10,14 @@ from collections.abc import Collection
 from typing import Literal
 
 from pegainfer_core.family import ModelPlan, WeightRule
+from pegainfer_core.startup import CPU_KV_CACHE_BYTES
 
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
-CPU_KV_BYTES = 2**30
-"""What an engine on a CPU takes for its KV cache unless told otherwise (see EngineConfig.kv_cache_memory)."""
+CPU_RUNNING_REQUESTS = 32
+"""What `EngineConfig.max_running_requests` says of its default on a CPU."""
+
+PADDING_PAGES = 1
+"""Pages of the pool that hold no request's tokens."""
 
 Device = Literal["cpu", "cuda"]
 
@@ -51,6 +55,7 @@ def footprint(
     page_size: int,
     kv_bytes: int | None,
     max_model_len: int | None,
+    max_running_requests: int | None,
     present: Collection[str] | None,
 ) -> Footprint:
     """The footprint in `dtype`. `present` are the tensors of the checkpoint, None if unknown (then ties are believed)."""
@@ -62,9 +67,14 @@ def footprint(
             values[name] = values.get(name, 0) + rule.num_values
     parts = tuple(Part(name=name, values=count, bytes=count * width) for name, count in values.items())
     per_token = width * sum(group.values_per_token * len(group.layers) for group in plan.kv_groups)
-    kv_bytes = CPU_KV_BYTES if kv_bytes is None and device == "cpu" else kv_bytes
-    pages = None if kv_bytes is None else kv_bytes // (per_token * page_size)
     context = min(plan.max_context, max_model_len or plan.max_context)
+    page_bytes = per_token * page_size
+    if (
+        kv_bytes is None and device == "cpu"
+    ):  # as much as all running requests could fill, and never more than the limit
+        most = (max_running_requests or CPU_RUNNING_REQUESTS) * -(-context // page_size) + PADDING_PAGES
+        kv_bytes = min(CPU_KV_CACHE_BYTES, most * page_bytes)
+    pages = None if kv_bytes is None else max(0, kv_bytes // page_bytes - PADDING_PAGES)
     return Footprint(
         device=device,
         dtype=dtype,

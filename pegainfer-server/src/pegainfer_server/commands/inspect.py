@@ -74,6 +74,7 @@ def make_report(config: EngineConfig) -> Report:
             page_size=config.page_size,
             kv_bytes=config.kv_cache_memory,
             max_model_len=config.max_model_len,
+            max_running_requests=config.max_running_requests,
             present=present,
         )
         for device, dtype in targets(config, plan)
