@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ def transformers_logits(path: Path, prompts: Sequence[Sequence[int]]) -> list[Te
     """
     from transformers import AutoModelForCausalLM
 
-    model, loading = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+    model, loading = loaded
     wrong = {key: value for key, value in loading.items() if value}
     assert not wrong, f"transformers did not load {path.name} cleanly: {wrong}"
     with torch.inference_mode():
