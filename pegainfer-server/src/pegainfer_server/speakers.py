@@ -44,12 +44,20 @@ class LocalSpeaker:
 class RemoteSpeaker:
     """A server. Use as a context manager."""
 
-    def __init__(self, url: str, api_key: str | None, model_name: str | None, fields: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None,
+        model_name: str | None,
+        fields: Mapping[str, Any],
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
         base = url.rstrip("/")
         self._base = base if base.endswith("/v1") else f"{base}/v1"
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         # Tokens may be far apart on a slow machine: only connecting has a limit.
-        self._http = httpx.Client(headers=headers, timeout=httpx.Timeout(None, connect=CONNECT_SECONDS))
+        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+        self._http = httpx.Client(headers=headers, timeout=timeout, transport=transport)
         self._model_name = model_name
         self._fields = dict(fields)
 
