@@ -210,6 +210,23 @@ def test_inspect_agrees_with_the_engine(server: Server, checkpoint: Path, capfd:
     assert "longest request" in capfd.readouterr().out
 
 
+def test_api_keys_guard_the_routes_and_stay_out_of_the_log(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEGAINFER_API_KEY", "key-of-the-environment")
+    with serve(str(checkpoint), "--api-key", "key-of-the-flag", "--log-level", "debug") as server:
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.get(f"{server.url}/v1/models").status_code == 401
+        for key in ("key-of-the-environment", "key-of-the-flag"):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
+        monkeypatch.setenv("PEGAINFER_API_KEY", "key-of-the-flag")
+        assert chat(server, "--prompt", "Hi", "--max-tokens", "2").returncode == 0
+        assert chat(server, "--prompt", "Hi", "--api-key", "wrong").returncode == 1
+        server.process.terminate()
+        code, rest = server.end()
+        assert code == 0
+        assert "key-of" not in "".join(server.lines) + rest
+
+
 # how it ends
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -64,7 +65,7 @@ def chat(
 @contextlib.contextmanager
 def open_speaker(
     config: EngineConfig | None, url: str, api_key: str | None, model_name: str | None, fields: dict[str, Any]
-) -> Any:
+) -> Iterator[Speaker]:
     """Whom to talk to: a model in this process, else a server."""
     if config is None:
         from pegainfer_server.speakers import RemoteSpeaker
