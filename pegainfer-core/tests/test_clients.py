@@ -86,7 +86,7 @@ async def test_leaving_a_stream_gives_everything_back(client: EngineClient) -> N
         outputs = client.generate(endless(request_id))
         await anext(outputs)
         await anext(outputs)
-        await outputs.aclose()  # type: ignore[attr-defined]
+        await outputs.aclose()
 
     idle = asyncio.Event()
     client.on_step.append(lambda step: idle.set() if step.stats.num_running == 0 else None)

@@ -31,8 +31,8 @@ StartEngine = Callable[[Callable[[LoadProgress], None]], tuple[Engine, EngineInf
 class Channel(Protocol):
     """The engine's end of the wire."""
 
-    def receive(self, *, block: bool) -> list[ToEngine]:
-        """Everything that has arrived; with `block`, at least one message."""
+    def receive(self, *, wait: bool) -> list[ToEngine]:
+        """Everything that has arrived; with `wait`, at least one message."""
         ...
 
     def send(self, message: FromEngine) -> None:
@@ -58,7 +58,7 @@ def run_engine(start: StartEngine, channel: Channel) -> bool:
 
 def _serve(engine: Engine, channel: Channel) -> None:
     while True:
-        for message in channel.receive(block=not engine.has_work):
+        for message in channel.receive(wait=not engine.has_work):
             if isinstance(message, AddRequest):
                 engine.add(message)
             elif isinstance(message, AbortRequests):

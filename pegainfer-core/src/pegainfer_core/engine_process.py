@@ -29,10 +29,10 @@ class SocketChannel:
         self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._encoder = msgspec.msgpack.Encoder()
 
-    def receive(self, *, block: bool) -> list[ToEngine]:
+    def receive(self, *, wait: bool) -> list[ToEngine]:
         """See Channel."""
         messages: list[ToEngine] = []
-        flags = 0 if block else zmq.NOBLOCK
+        flags = 0 if wait else zmq.NOBLOCK
         while True:
             try:
                 messages.append(self._decoder.decode(self._socket.recv(flags)))
@@ -64,7 +64,7 @@ def main(address: str) -> int:
 
 def _end_with_parent() -> None:
     """The parent never writes to our standard input; it closes when the parent is gone."""
-    while sys.stdin.buffer.read(1):
+    while os.read(0, 1):  # not sys.stdin: its lock would still be held when the interpreter ends
         pass
     os._exit(1)
 

@@ -51,8 +51,8 @@ class _QueueChannel:
         self._loop = loop
         self._client = client
 
-    def receive(self, *, block: bool) -> list[ToEngine]:
-        messages = [self._inbox.get()] if block else []
+    def receive(self, *, wait: bool) -> list[ToEngine]:
+        messages = [self._inbox.get()] if wait else []
         while not self._inbox.empty():
             messages.append(self._inbox.get())
         return messages
