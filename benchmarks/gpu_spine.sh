@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 NAMES=(annotated-types fastapi httpcore2 httptools httpx2 idna iniconfig jiter msgspec openai opentelemetry-api packaging
-    pathspec pluggy pydantic pydantic-core pytest pytest-asyncio pyzmq shellingham sniffio starlette tomlkit trove-classifiers
+    pathspec pluggy pydantic pydantic-core pytest pytest-asyncio pytest-xdist execnet pyzmq shellingham sniffio starlette tomlkit trove-classifiers
     truststore typer typing-extensions typing-inspection uvicorn click rich anyio annotated-doc hatchling)
 OURS=(pegainfer-core pegainfer-server pegainfer-qwen3)
 
@@ -35,10 +35,11 @@ run() {
     export PYTHONPATH="$site" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
     python3 -m pip install --quiet --no-index --no-deps --no-build-isolation --no-compile --no-cache-dir --upgrade \
         --target "$site" "${OURS[@]/#/./}"
-    # warnings of this machine's own library versions are shown, not raised
-    timeout 330 python3 -m pytest -m gpu tests/gpu -W default -p no:cacheprovider -rA --durations=10 2>&1 \
+    # several processes, because most of the time goes into compiling kernels; warnings of this machine's own library
+    # versions are shown, not raised
+    timeout 340 python3 -m pytest -m gpu tests/gpu -n "${WORKERS:-6}" -W default -p no:cacheprovider -rA --durations=10 2>&1 \
         | tee "$results/pytest.log" || status=1
-    timeout 240 python3 benchmarks/gpu_spine.py --out "$results/spine.json" ${SWEEP:+--sweep} 2>&1 \
+    timeout 230 python3 benchmarks/gpu_spine.py --out "$results/spine.json" ${SWEEP:+--sweep} 2>&1 \
         | tee "$results/spine.log" || status=1
     tail -n 3 "$results/pytest.log"
     return $status

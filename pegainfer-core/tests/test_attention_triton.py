@@ -144,6 +144,13 @@ def test_grids_follow_from_bounds_so_a_captured_launch_serves_shorter_contexts()
     assert float((out - reference).norm() / reference.norm()) < 1e-6
 
 
+def test_decode_rows_lead_the_batch() -> None:
+    batch = paged_batch([(1, 20), (4, 20), (1, 20)], heads=(2, 1), head_dim=16, page_size=16)
+    assert batch.metadata.num_decode_rows == 1
+    with pytest.raises(AssertionError, match="decode rows must lead"):
+        TritonAttention(CPU).plan(dataclasses.replace(batch.metadata, num_decode_rows=2))
+
+
 def test_split_rule() -> None:
     rule = SplitRule(programs=64, shortest=128, longest=4096, most=40)
     assert rule.parts(1, 100) == 1, "shorter than one part"

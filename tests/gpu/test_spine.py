@@ -80,7 +80,7 @@ def start(checkpoint: Checkpoint) -> Iterator[StartLLM]:
     started: list[LLM] = []
 
     def start_llm(**settings: Any) -> LLM:
-        chosen: dict[str, Any] = {"device": DEVICE, "max_running_requests": 32}
+        chosen: dict[str, Any] = {"device": DEVICE, "max_running_requests": 32, "max_model_len": 4096}
         llm = LLM(str(checkpoint.path), **(chosen | settings))
         started.append(llm)
         return llm
@@ -162,7 +162,7 @@ def test_preemption(checkpoint: Checkpoint, start: StartLLM) -> None:
     whole = start()
     page_bytes = whole.info.kv_cache_bytes // (whole.info.num_pages + 1)
     whole.close()
-    llm = start(kv_cache_memory=31 * page_bytes, max_prefill_tokens=128)
+    llm = start(kv_cache_memory=31 * page_bytes, max_model_len=None, max_prefill_tokens=128)
     completions = llm.generate(prompts(*[60] * 8, 100, 100, seed=3), GREEDY)
     assert llm._client.stats.preemptions > 0
     judge_completions(checkpoint, completions)

@@ -67,7 +67,8 @@ class TritonAttention(AttentionBackend):
         self._split_rule = split_rule or SplitRule(programs=4 * processors, shortest=128, longest=4096)
 
     def plan(self, metadata: AttentionMetadata) -> None:
-        """Nothing: grids follow from the metadata's host numbers, row lookup happens on the device."""
+        """Nothing to prepare: grids follow from the metadata's host numbers, rows are looked up on the device."""
+        assert all(length == 1 for length in metadata.query_lens[: metadata.num_decode_rows]), "decode rows must lead"
 
     def tile(self, dtype: torch.dtype, head_dim: int, rows: int) -> Tile:
         """The tile for `rows` query rows (tokens x group) in the longest row. All fit in 99 KiB of shared memory."""
