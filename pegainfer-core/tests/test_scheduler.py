@@ -115,7 +115,6 @@ actions = st.lists(
         lives,
         st.tuples(st.just("abort"), st.integers(0, 30)),
         st.tuples(st.just("steps"), st.integers(1, 8)),
-        st.just("reset"),
     ),
     max_size=40,
 )
@@ -163,8 +162,6 @@ def test_any_life_gives_the_tokens_of_running_alone(
                 presence_penalty=action.penalty,
             )
             engine.add(AddRequest(request_id, action.prompt, params, action.salt, action.priority))
-        elif action == "reset":
-            pool.reset()
         elif isinstance(action, tuple) and action[0] == "abort":
             aborted.add(str(action[1]))
             engine.abort([str(action[1])])

@@ -18,7 +18,6 @@ from pegainfer_core.messages import (
     EngineInfo,
     FromEngine,
     LoadProgress,
-    ResetPrefixCache,
     Shutdown,
     ToEngine,
 )
@@ -63,8 +62,6 @@ def _serve(engine: Engine, channel: Channel) -> None:
                 engine.add(message)
             elif isinstance(message, AbortRequests):
                 engine.abort(message.request_ids)
-            elif isinstance(message, ResetPrefixCache):
-                engine.scheduler.cache.pool.reset()
             elif isinstance(message, Shutdown):
                 return
         if engine.has_work:

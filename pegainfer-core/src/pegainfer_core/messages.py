@@ -49,15 +49,11 @@ class AbortRequests(msgspec.Struct, frozen=True, tag=True):
     request_ids: list[str]
 
 
-class ResetPrefixCache(msgspec.Struct, frozen=True, tag=True):
-    """Forget every cached page that no running request holds."""
-
-
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Abort what is open and end the engine process with exit code 0."""
 
 
-ToEngine = AddRequest | AbortRequests | ResetPrefixCache | Shutdown
+ToEngine = AddRequest | AbortRequests | Shutdown
 
 
 # engine -> client
@@ -84,8 +80,8 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     error: str | None
     """For the reasons error and rejected: what happened, fit for the client."""
     rejection: RejectionCode | None
-    times: tuple[float, float, float] | None
-    """With the last output: seconds waiting, in prefill, in decode (engine clock)."""
+    times: tuple[float, float] | None
+    """Once, with the output that ends the prefill: seconds waiting, and from then to that output."""
 
 
 class EngineStats(msgspec.Struct, frozen=True):

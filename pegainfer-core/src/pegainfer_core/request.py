@@ -23,7 +23,6 @@ class Request:
         "arrived_at",
         "cache_salt",
         "epoch",
-        "first_token_at",
         "max_tokens",
         "num_cached",
         "num_computed",
@@ -34,12 +33,14 @@ class Request:
         "page_hashes",
         "pages",
         "params",
+        "prefilled",
         "priority",
         "prompt_logprobs",
         "request_id",
         "seed",
         "slot",
         "status",
+        "times",
         "token_ids",
         "wants_prompt_logprobs",
     )
@@ -77,7 +78,10 @@ class Request:
         self.prompt_logprobs: list[TokenLogprob | None] = [None]
         self.arrived_at = arrived_at
         self.admitted_at: float | None = None
-        self.first_token_at: float | None = None
+        self.prefilled = False
+        """Whether the whole prompt was computed once."""
+        self.times: tuple[float, float] | None = None
+        """(seconds waiting, seconds in the first prefill), until they were reported."""
 
     @property
     def num_known(self) -> int:

@@ -268,6 +268,10 @@ class Scheduler:
             return self._finish(request, "error", error=result.error)
         end = row.start + row.num_tokens
         self.cache.commit(request, end)
+        if end >= request.num_prompt and not request.prefilled:
+            assert request.admitted_at is not None
+            request.prefilled = True
+            request.times = (request.admitted_at - request.arrived_at, time.monotonic() - request.admitted_at)
         if result.prompt_logprobs is not None:
             request.prompt_logprobs.extend(TokenLogprob(*entry) for entry in result.prompt_logprobs)
         if result.token_id is not None:
@@ -277,8 +281,6 @@ class Scheduler:
     def _commit_token(self, request: Request, token_id: int, result: RowResult) -> RequestOutput:
         self._generation_tokens += 1
         params = request.params
-        if request.first_token_at is None:
-            request.first_token_at = time.monotonic()
         if token_id in params.stop_token_ids:
             return self._finish(request, "stop", stop_token_id=token_id)
         if token_id in self.limits.eos_token_ids and not params.ignore_eos:
@@ -307,9 +309,6 @@ class Scheduler:
         del self._open[request.request_id]
         self._leave(request)
         request.status = "finished"
-        now = time.monotonic()
-        admitted = now if request.admitted_at is None else request.admitted_at
-        first_token = now if request.first_token_at is None else request.first_token_at
         return self._output(
             request,
             token_ids or [],
@@ -318,7 +317,6 @@ class Scheduler:
             stop_token_id=stop_token_id,
             num_output_tokens=request.num_output + num_unlisted + (stop_token_id is not None),
             error=error,
-            times=(admitted - request.arrived_at, max(0.0, first_token - admitted), now - first_token),
         )
 
     def _output(
@@ -331,13 +329,13 @@ class Scheduler:
         stop_token_id: int | None = None,
         num_output_tokens: int | None = None,
         error: str | None = None,
-        times: tuple[float, float, float] | None = None,
     ) -> RequestOutput:
         """An output, with what is due once per request."""
         prompt_logprobs = None
         if request.wants_prompt_logprobs and len(request.prompt_logprobs) == request.num_prompt:
             prompt_logprobs, request.wants_prompt_logprobs = request.prompt_logprobs, False
         num_cached, request.num_cached = request.num_cached, None
+        times, request.times = request.times, None
         return RequestOutput(
             request.request_id,
             token_ids,

@@ -27,13 +27,10 @@ _HISTOGRAMS = {
     "inter_token_latency_seconds": (h.TOKEN_LATENCY_BUCKETS, "Between successive outputs of a request."),
     "request_time_per_output_token_seconds": (h.TOKEN_LATENCY_BUCKETS, "Mean time per token after a request's first."),
     "e2e_request_latency_seconds": (h.LATENCY_BUCKETS, "From arrival of a request to its end."),
-    "request_queue_time_seconds": (h.LATENCY_BUCKETS, "Waiting in the engine; requests that the engine itself ended."),
-    "request_prefill_time_seconds": (h.LATENCY_BUCKETS, "In prefill; requests that the engine itself ended."),
-    "request_decode_time_seconds": (h.LATENCY_BUCKETS, "In decode; requests that the engine itself ended."),
-    "request_inference_time_seconds": (
-        h.LATENCY_BUCKETS,
-        "In prefill and decode; requests that the engine itself ended.",
-    ),
+    "request_queue_time_seconds": (h.LATENCY_BUCKETS, "Waiting in the engine."),
+    "request_prefill_time_seconds": (h.LATENCY_BUCKETS, "From leaving the queue to the first token."),
+    "request_decode_time_seconds": (h.LATENCY_BUCKETS, "From the first token to the last."),
+    "request_inference_time_seconds": (h.LATENCY_BUCKETS, "In prefill and decode."),
     "request_prompt_tokens": (h.TOKEN_COUNT_BUCKETS, "Prompt tokens per request."),
     "request_generation_tokens": (h.TOKEN_COUNT_BUCKETS, "Generated tokens per request."),
     "request_prefill_kv_computed_tokens": (h.TOKEN_COUNT_BUCKETS, "Prompt tokens computed, not cached, per request."),
@@ -56,7 +53,7 @@ class RequestRecord:
         self._last = arrival
         self._tokens = 0
         self._cached: int | None = None
-        self._times: tuple[float, float, float] | None = None
+        self._times: tuple[float, float] | None = None
         metrics.observe("request_params_max_tokens", request.params.max_tokens or 0)
 
     def saw(self, output: RequestOutput) -> None:
@@ -87,7 +84,8 @@ class RequestRecord:
         if self._cached is not None:
             observe("request_prefill_kv_computed_tokens", self._prompt_tokens - self._cached)
         if self._times is not None:
-            queue, prefill, decode = self._times
+            queue, prefill = self._times
+            decode = 0.0 if self._first is None else self._last - self._first
             observe("request_queue_time_seconds", queue)
             observe("request_prefill_time_seconds", prefill)
             observe("request_decode_time_seconds", decode)

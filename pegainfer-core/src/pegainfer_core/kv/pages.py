@@ -100,14 +100,6 @@ class PagePool:
         """Whether the page can be found by hash."""
         return self._hash_of[page] is not None
 
-    def reset(self) -> None:
-        """Forget all cached content; held pages stay with their holders but are no longer findable."""
-        for page in range(1, self.num_pages):
-            if self._hash_of[page] is not None:
-                self._forget(page)
-        self._blank.extend(self._evictable)
-        self._evictable.clear()
-
     def _forget(self, page: int) -> None:
         digest = self._hash_of[page]
         assert digest is not None

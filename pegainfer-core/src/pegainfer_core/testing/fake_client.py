@@ -32,7 +32,7 @@ Script = Callable[[AddRequest], Sequence[int]]
 """Ids that a request's sampler chooses, in order; after the last one, EOS."""
 
 CACHED_TOKENS = 16  # what every prompt longer than this finds in the fake prefix cache
-TIMES = (0.25, 0.5, 1.0)
+TIMES = (0.25, 0.5)
 
 
 def echo_prompt(request: AddRequest) -> Sequence[int]:
@@ -190,7 +190,7 @@ class FakeEngineClient(EngineClient):
             num_output_tokens=len(item.sampled),
             error=None,
             rejection=None,
-            times=None if reason is None else TIMES,
+            times=None if begun else TIMES,
         )
 
     def _sample(self, item: _Open) -> tuple[FinishReason | None, int | None, list[int]]:
