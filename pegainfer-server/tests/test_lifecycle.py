@@ -19,8 +19,8 @@ from pegainfer_core.messages import AddRequest, LoadProgress
 from pegainfer_core.testing.fake_client import FakeEngineClient, fake_info
 from pegainfer_core.testing.tiny_tokenizer import VOCAB_SIZE, write_tiny_tokenizer
 from pegainfer_core.tokenizer import load_tokenizer
+from pegainfer_server.lifecycle import Lifecycle
 from pegainfer_server.listening import is_public, listen, url_of
-from pegainfer_server.serve import Lifecycle
 from pegainfer_server.state import ServerState
 
 
@@ -189,7 +189,7 @@ import asyncio, sys, time
 from pathlib import Path
 from pegainfer_core.testing.fake_client import FakeEngineClient, fake_info
 from pegainfer_server.listening import listen, url_of
-from pegainfer_server.serve import Lifecycle
+from pegainfer_server.lifecycle import Lifecycle
 from pegainfer_server.state import ServerState
 
 async def load(state):
