@@ -58,7 +58,9 @@ async def test_finished_requests(served: Any) -> None:
         assert samples[f"vllm:{name}_count"] == 1, name
     assert samples["vllm:inter_token_latency_seconds_count"] == tokens - 1
     assert samples["vllm:request_queue_time_seconds_sum"] == 0.25
-    assert samples["vllm:request_inference_time_seconds_sum"] == 1.5
+    assert samples["vllm:request_prefill_time_seconds_sum"] == 0.5
+    decode = samples["vllm:request_decode_time_seconds_sum"]
+    assert samples["vllm:request_inference_time_seconds_sum"] == 0.5 + decode > 0.5
     assert samples["vllm:request_prompt_tokens_sum"] == 20
     assert samples["vllm:request_generation_tokens_sum"] == tokens + 1
     assert samples["vllm:request_prefill_kv_computed_tokens_sum"] == 4
