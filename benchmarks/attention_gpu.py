@@ -204,7 +204,7 @@ def _microseconds_or_none(case: Case, backend: AttentionBackend) -> float | None
         return None
 
 
-def sweep() -> Iterator[dict[str, Any]]:
+def sweep_times() -> Iterator[dict[str, Any]]:
     """Other tiles and splits: where the defaults stand."""
     for rows, context in DECODE:
         case = Case([(1, context)] * rows)
@@ -233,13 +233,16 @@ def _collect(title: str, rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]
     return collected
 
 
-def measure(with_sweep: bool) -> dict[str, Any]:
-    """Everything, printed as it comes."""
+def measure() -> dict[str, Any]:
+    """The defaults, printed as they come."""
     result: dict[str, Any] = {"ceilings": ceilings()}
     print(f"ceilings\n  {result['ceilings']}", flush=True)
     result["decode"] = _collect("decode", decode_times())
     result["prompts"] = _collect("prompts", prompt_times())
     result["write"] = _collect("write", write_times())
-    if with_sweep:
-        result["sweep"] = _collect("sweep", sweep())
     return result
+
+
+def sweep() -> list[dict[str, Any]]:
+    """Other tiles and splits, printed as they come."""
+    return _collect("sweep", sweep_times())

@@ -135,16 +135,23 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=36, help="layers of the random checkpoint")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    result = {"provenance": provenance(), "attention": attention_gpu.measure(arguments.sweep)}
+    result = {"provenance": provenance(), "attention": attention_gpu.measure()}
     torch.cuda.empty_cache()
     print("engine", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         config = tiny_config(**(QWEN3_4B | {"num_hidden_layers": arguments.layers}))
         write_random_checkpoint(Path(folder), config)
         result["engine"] = engine_figures(Path(folder), LOADS, 128)
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    result["attention"].pop("sweep", None)
-    print(json.dumps(result, separators=(",", ":")))
+    line = json.dumps(result, separators=(",", ":"))
+    _write(arguments.out, result)
+    if arguments.sweep:
+        result["sweep"] = attention_gpu.sweep()
+        _write(arguments.out, result)
+    print(line)
+
+
+def _write(file: Path, result: dict[str, Any]) -> None:
+    file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

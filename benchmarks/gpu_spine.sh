@@ -37,9 +37,9 @@ run() {
         --target "$site" "${OURS[@]/#/./}"
     # several processes, because most of the time goes into compiling kernels; warnings of this machine's own library
     # versions are shown, not raised
-    timeout 340 python3 -m pytest -m gpu tests/gpu -n "${WORKERS:-6}" -W default -p no:cacheprovider -rA --durations=10 2>&1 \
+    timeout 330 python3 -m pytest -m gpu tests/gpu -n "${WORKERS:-6}" -W default -p no:cacheprovider -rA --durations=10 2>&1 \
         | tee "$results/pytest.log" || status=1
-    timeout 230 python3 benchmarks/gpu_spine.py --out "$results/spine.json" ${SWEEP:+--sweep} 2>&1 \
+    timeout 220 python3 benchmarks/gpu_spine.py --out "$results/spine.json" ${SWEEP:+--sweep} 2>&1 \
         | tee "$results/spine.log" || status=1
     tail -n 3 "$results/pytest.log"
     return $status
