@@ -8,12 +8,12 @@ from typing import Any, Literal
 import pytest
 from pegainfer_core.errors import ConfigError, PluginError
 from pegainfer_core.family import ModelFamily, NoOptions, SupportCard
-from pegainfer_core.family_options import describe_type, parse_options
+from pegainfer_core.family_options import OptionHelp, describe_options, describe_type, parse_options
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    kv_page_size: int = 16
+    kv_page_size: int = dataclasses.field(default=16, metadata={"help": "Tokens in a page."})
     scale: float = 1.0
     batch_invariant: bool = False
     note: str = ""
@@ -111,6 +111,13 @@ class Complex:
 def test_unusable_option_classes_are_plugin_errors(options: type[Any], reason: str) -> None:
     with pytest.raises(PluginError, match=reason):
         parse_options(family_with(options), {})
+
+
+def test_options_in_words() -> None:
+    described = describe_options(family_with(Options))
+    assert described[0] == OptionHelp("kv_page_size", "int", "16", "Tokens in a page.")
+    assert described[-1] == OptionHelp("limit", "int or none", "5", "")
+    assert describe_options(family_with(NoOptions)) == []
 
 
 def test_types_in_words() -> None:

@@ -257,6 +257,43 @@ def test_models_shows_families_and_broken_plugins(
     assert "torn: not loaded - ModuleNotFoundError" in out
 
 
+FAMILY_WITH_OPTIONS = """
+import dataclasses
+from pegainfer_core.family import ModelFamily, SupportCard
+from pegainfer_core.hookspecs import hookimpl
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    depth: int = dataclasses.field(default=3, metadata={"help": "How deep to dig."})
+
+class Family(ModelFamily):
+    name = "digger"
+    support = SupportCard(checkpoints=("a/hole",), attention="none", precisions=("float32",))
+    options = Options
+
+    def rejects(self, hf_config):
+        return "never"
+
+    plan = build = rejects
+
+@hookimpl
+def pegainfer_model_families():
+    return [Family()]
+"""
+
+
+def test_models_shows_the_options_of_a_family(
+    install: Any, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("digger", FAMILY_WITH_OPTIONS)
+    monkeypatch.setenv("PEGAINFER_PLUGINS", "digger")
+    _, out, _ = run(capfd, "models", "--json")
+    (family,) = json.loads(out)["families"]
+    assert family["options"] == [{"name": "depth", "type": "int", "default": "3", "help": "How deep to dig."}]
+    _, out, _ = run(capfd, "models")
+    assert "-o depth=3" in out
+
+
 def test_models_without_any_family(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PEGAINFER_PLUGINS", "")
     code, out, _ = run(capfd, "models")

@@ -38,6 +38,31 @@ def parse_options(family: ModelFamily, texts: Mapping[str, str]) -> Any:
         raise ConfigError(f"options of {family.name}: {error}") from error
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class OptionHelp:
+    """One option, in words."""
+
+    name: str
+    type: str
+    default: str
+    help: str
+
+
+def describe_options(family: ModelFamily) -> list[OptionHelp]:
+    """The family's options, for help texts."""
+    hints = check_options_class(family)
+    defaults = family.options()
+    return [
+        OptionHelp(
+            field.name,
+            describe_type(hints[field.name]),
+            str(getattr(defaults, field.name)),
+            str(field.metadata.get("help", "")),
+        )
+        for field in dataclasses.fields(family.options)
+    ]
+
+
 def check_options_class(family: ModelFamily) -> dict[str, Any]:
     """Type of each option. Raises PluginError unless a frozen dataclass, all defaulted, of usable types."""
     options = family.options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +32,8 @@ def models(
     for family in as_data(plugins)["families"]:
         identity = f"{family['name']} ({family['tier']})\n{family['distribution']} {family['version']}"
         parts = [family["attention"], *family["precisions"], *family["features"], *family["parallelism"]]
-        table.add_row(identity, "\n".join(family["checkpoints"]), ", ".join(parts))
+        options = [f"-o {o['name']}={o['default']}: {o['help']} ({o['type']})" for o in family["options"]]
+        table.add_row(identity, "\n".join(family["checkpoints"]), "\n".join([", ".join(parts), *options]))
     console = Console()
     if plugins.families:
         console.print(table)
@@ -43,6 +45,8 @@ def models(
 
 def as_data(plugins: Plugins) -> dict[str, Any]:
     """Families with their support cards, and broken plugins, as JSON values."""
+    from pegainfer_core.family_options import describe_options
+
     families: list[dict[str, Any]] = []
     for family in plugins.families:
         card = family.support
@@ -56,6 +60,7 @@ def as_data(plugins: Plugins) -> dict[str, Any]:
                 "parallelism": list(card.parallelism),
                 "features": list(card.features),
                 "tier": card.tier,
+                "options": [dataclasses.asdict(option) for option in describe_options(family)],
                 "distribution": distribution,
                 "version": version,
             }
