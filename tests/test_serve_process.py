@@ -242,6 +242,29 @@ def test_sigterm_lets_a_live_stream_finish(checkpoint: Path) -> None:
 
 
 @needs_proc
+def test_a_signal_while_loading_ends_the_start_and_the_engine_process(checkpoint: Path) -> None:
+    command = [*PEGAINFER, "serve", str(checkpoint), "--port", "0", *SMALL]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            while "engine config" not in process.stderr.readline():
+                assert process.poll() is None
+            engines = children(process.pid)
+            while not engines:
+                engines = children(process.pid)
+            pidfd = os.pidfd_open(engines[0])
+            process.terminate()
+            _, log = process.communicate(timeout=PATIENCE)
+            assert process.returncode == 0, log
+            assert "Traceback" not in log
+            assert "serving " not in log
+            assert wait_gone(pidfd)
+            os.close(pidfd)
+        finally:
+            process.kill()
+
+
+@needs_proc
 def test_the_death_of_the_engine_process(checkpoint: Path) -> None:
     with serve(str(checkpoint)) as server, server.stream(max_tokens=4000) as lines:
         (engine,) = children(server.process.pid)

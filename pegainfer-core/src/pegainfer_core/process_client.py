@@ -68,7 +68,10 @@ class ProcessClient(EngineClient):
         """See EngineClient."""
         self._closing = True
         if self._process is not None and self._process.returncode is None:
-            self.send(Shutdown())
+            if self.state == "loading":
+                self._process.kill()  # it reads no message before it is ready, and has nothing to lose
+            else:
+                self.send(Shutdown())
             try:
                 await asyncio.wait_for(self._process.wait(), CLOSE_SECONDS)
             except TimeoutError:

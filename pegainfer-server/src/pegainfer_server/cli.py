@@ -6,6 +6,7 @@ loaded first, because they may add commands; loading them is import-light by con
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -60,6 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PegainferError as error:
         typer.echo(f"error: {error}", err=True)
         return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except SystemExit as error:  # typer's way to end: the code is already right
         return error.code if isinstance(error.code, int) else 1
     return 0
