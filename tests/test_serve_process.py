@@ -270,6 +270,7 @@ def test_the_death_of_the_engine_process(checkpoint: Path) -> None:
         (engine,) = children(server.process.pid)
         os.kill(engine, signal.SIGKILL)
         assert '"error"' in "".join(lines)
+        assert httpx.get(f"{server.url}/health").status_code == 503
         code, log = server.end()
         assert code == 1
         assert log.splitlines()[-1] == "error: the engine died: the engine process was killed by SIGKILL"

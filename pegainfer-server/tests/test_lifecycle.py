@@ -154,6 +154,10 @@ async def test_the_death_of_the_engine_fails_open_requests_and_ends_the_server(r
     text = await rest(lines)
     assert '"error"' in text
     assert "exit code -9 (killed)" in text
+    health = await running.http.get("/health")
+    assert (health.status_code, health.json()["status"]) == (503, "dead")
+    refused = await running.http.post("/v1/completions", json={"model": "fake", "prompt": "Hello"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_dead")
     with pytest.raises(EngineDeadError, match=r"the engine died: exit code -9 \(killed\)"):
         await task
 

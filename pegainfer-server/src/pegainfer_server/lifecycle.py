@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 3.0
 """What answers get to reach their clients once nothing more is computed."""
+DEATH_SECONDS = 1.0
+"""How long /health and requests still get an answer (503) after the engine died."""
 POLL_SECONDS = 0.05
 
 Load = Callable[[ServerState], Awaitable[None]]
@@ -81,6 +83,8 @@ class Lifecycle:
                 if stopped.done():
                     await self._drain()
                 elif died.done():
+                    # Whoever asks now is told why, which a closed port would not.
+                    await asyncio.wait({serving, stopped}, timeout=DEATH_SECONDS)
                     raise EngineDeadError(f"the engine died: {died.result()}")
                 else:
                     serving.result()
