@@ -30,7 +30,8 @@ def llm(checkpoint: Path) -> Iterator[LLM]:
 def test_prompts_may_be_text_or_ids_one_or_many(llm: LLM) -> None:
     text = "def main(argument): return"
     ids = llm.tokenizer.encode(text)
-    many = llm.generate([text, ids], GREEDY)
+    prompts: list[str | list[int]] = [text, ids]
+    many = llm.generate(prompts, GREEDY)
     (one,) = llm.generate(text, GREEDY)
     (from_ids,) = llm.generate(ids, GREEDY)
     assert {tuple(each.token_ids) for each in (*many, one, from_ids)} == {tuple(one.token_ids)}

@@ -8,8 +8,9 @@ Shape suffixes: T tokens, R sampling rows, E hidden size, V vocabulary.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -57,10 +58,8 @@ class Runner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:
         """Queue the step behind those launched before."""
-        try:
+        with _device_loss():
             return self._launch(plan)
-        except torch.AcceleratorError as error:
-            raise DeviceLostError(str(error)) from error
 
     def _launch(self, plan: StepPlan) -> RunningStep:
         for join in plan.joins:
@@ -148,10 +147,8 @@ class RunningStep:
 
     def wait(self) -> StepResult:
         """Block until the step is done; counts its tokens for the penalties of the next ones."""
-        try:
+        with _device_loss():
             return self._wait()
-        except torch.AcceleratorError as error:
-            raise DeviceLostError(str(error)) from error
 
     def _wait(self) -> StepResult:
         if self._ready is not None:
@@ -181,6 +178,19 @@ class RunningStep:
     def _entries(self, index: int) -> list[PromptEntry] | None:
         wanted = self._prompt_logprobs.get(index)
         return None if wanted is None else wanted.entries()
+
+
+@contextlib.contextmanager
+def _device_loss() -> Iterator[None]:
+    """Tell errors after which the device computes nothing any more from those of one step."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        raise DeviceLostError(str(error)) from error
+    except RuntimeError as error:
+        if "Triton Error [CUDA]" in str(error):  # Triton's launcher has no type of its own for it
+            raise DeviceLostError(str(error)) from error
+        raise
 
 
 def _top_entries(logprobs: Logprobs) -> list[TopEntry]:

@@ -62,7 +62,7 @@ class PagedModel:
         self._backend.plan(batch.attention.metadata)
         with torch.inference_mode():
             logits_TV = self.model.logits(self.model(batch)).float().cpu()
-        parts = logits_TV.split([len(token_ids) for token_ids in ordered.values()])
+        parts = torch.split(logits_TV, [len(token_ids) for token_ids in ordered.values()])
         return dict(zip(ordered, parts, strict=True))
 
     def logits(self, token_ids: Sequence[int], chunk: int | None = None) -> Tensor:

@@ -1,0 +1,107 @@
+"""How many pages the KV cache gets: measured on a GPU, stated on CPU.
+
+Owns the profile of the largest step and the arithmetic of what is left. Knows no family.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pegainfer_core.errors import ConfigError
+from pegainfer_core.kv.storage import allocate, page_bytes
+from pegainfer_core.model import Model
+from pegainfer_core.ops.attention import AttentionBackend
+from pegainfer_core.placement import Placement
+from pegainfer_core.plan import Join, Row, StepPlan
+from pegainfer_core.resolve import ResolvedModel
+from pegainfer_core.runner import Runner
+from pegainfer_core.sampler import Sampler
+from pegainfer_core.sampling_params import SamplingParams
+
+CPU_KV_CACHE_BYTES = 1 << 30
+GPU_MARGIN_BYTES = 150 << 20
+"""Kept free for what a profile does not see: fragmentation, the driver's own allocations."""
+
+
+def num_pages(
+    resolved: ResolvedModel, placement: Placement, model: Model, backend: AttentionBackend, max_model_len: int
+) -> int:
+    """Pages of the pool, the padding page included."""
+    config = resolved.config
+    per_page = page_bytes(resolved.plan.kv_groups, config.page_size, placement.dtype.itemsize)
+    if placement.device.type == "cuda":
+        measured = _measure_free(resolved, placement, model, backend, max_model_len)
+        hint = "raise --gpu-memory-utilization or lower --max-prefill-tokens"
+    else:
+        measured = CPU_KV_CACHE_BYTES
+        hint = "raise --kv-cache-memory"
+    budget = config.kv_cache_memory or measured
+    num_pages = budget // per_page
+    if num_pages < 2:
+        raise ConfigError(
+            f"{max(budget, 0)} bytes are left for the KV cache and a page takes {per_page}; at least 2 are needed: {hint}"
+        )
+    most = placement.max_running_requests * -(-max_model_len // config.page_size) + 1
+    return num_pages if config.kv_cache_memory else min(num_pages, most)
+
+
+def _measure_free(
+    resolved: ResolvedModel, placement: Placement, model: Model, backend: AttentionBackend, max_model_len: int
+) -> int:
+    """Bytes of the GPU left for pages after the largest step was run once (which also compiles the kernels)."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    _largest_step(resolved, placement, model, backend, max_model_len)
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    utilization = resolved.config.gpu_memory_utilization
+    return int(total * utilization) - (total - free) - peak - GPU_MARGIN_BYTES
+
+
+def _largest_step(
+    resolved: ResolvedModel, placement: Placement, model: Model, backend: AttentionBackend, max_model_len: int
+) -> None:
+    """Prompts that fill the token budget beside single-token rows in all other slots, on a pool of one scratch page."""
+    page_size = resolved.config.page_size
+    caches = allocate(resolved.plan, 2, page_size, placement.device, placement.dtype)
+    for keys, values in caches:
+        keys.zero_()
+        values.zero_()
+    slots = placement.max_running_requests
+    runner = Runner(
+        model,
+        caches,
+        backend,
+        Sampler(resolved.vocab_size, resolved.eos_token_ids, placement.device),
+        num_slots=slots,
+        max_model_len=max_model_len,
+        page_size=page_size,
+        device=placement.device,
+    )
+    lengths: list[int] = []
+    left = placement.max_prefill_tokens
+    while left and len(lengths) < slots:
+        lengths.append(min(left, max_model_len))
+        left -= lengths[-1]
+    lengths = sorted([1] * (slots - len(lengths)) + lengths, key=lambda length: length > 1)
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=0)
+    plan = StepPlan(
+        index=0,
+        joins=[Join(slot=slot, params=params, seed=0, prompt_ids=[0], output_ids=[]) for slot in range(len(lengths))],
+        rows=[
+            Row(
+                slot=slot,
+                start=0,
+                num_tokens=length,
+                token_ids=[0] * length,
+                new_pages=[1] * -(-length // page_size),
+                samples=True,
+                output_index=0,
+            )
+            for slot, length in enumerate(lengths)
+        ],
+    )
+    runner.launch(plan).wait()

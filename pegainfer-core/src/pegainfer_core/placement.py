@@ -1,0 +1,75 @@
+"""Where a model runs and in which type: the decisions that `auto` stands for.
+
+Owns devices, types, the attention backend and the defaults that depend on the device; the one place that asks for a compute capability.
+Knows nothing of weights or pages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from pegainfer_core.config import EngineConfig
+from pegainfer_core.errors import ConfigError
+from pegainfer_core.family import ModelPlan
+
+MIN_COMPUTE_CAPABILITY = (8, 0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Device and types, decided."""
+
+    device: torch.device
+    dtype: torch.dtype
+    dtype_name: str
+    attention_backend: str
+    max_prefill_tokens: int
+    max_running_requests: int
+
+
+def place(config: EngineConfig, plan: ModelPlan) -> Placement:
+    """Decide. Raises ConfigError naming the flag that cannot be honoured."""
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"--device {config.device}: not a device; use auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device {config.device} is not supported; use auto, cpu, cuda or cuda:N")
+    if device.type == "cuda":
+        device = _check_cuda(device)
+    dtype_name = config.dtype
+    if dtype_name == "auto":
+        dtype_name = plan.dtype if device.type == "cuda" else "float32"
+    backend = config.attention_backend
+    if backend == "auto":
+        backend = "triton" if device.type == "cuda" else "torch"
+    if backend == "triton" and device.type != "cuda":
+        raise ConfigError("--attention-backend triton needs a CUDA device; use torch")
+    on_gpu = device.type == "cuda"
+    return Placement(
+        device=device,
+        dtype=getattr(torch, dtype_name),
+        dtype_name=dtype_name,
+        attention_backend=backend,
+        max_prefill_tokens=config.max_prefill_tokens or (8192 if on_gpu else 1024),
+        max_running_requests=config.max_running_requests or (256 if on_gpu else 32),
+    )
+
+
+def _check_cuda(device: torch.device) -> torch.device:
+    count = torch.cuda.device_count()
+    index = device.index or 0
+    if index >= count:
+        raise ConfigError(f"--device {device}: this machine has {count} CUDA devices (pegainfer doctor tells more)")
+    capability = torch.cuda.get_device_capability(index)
+    if capability < MIN_COMPUTE_CAPABILITY:
+        raise ConfigError(
+            f"cuda:{index} has compute capability {capability[0]}.{capability[1]}; 8.0 or newer is needed"
+        )
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
