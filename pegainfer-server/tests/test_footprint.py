@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from pegainfer_core import memory
 from pegainfer_core.family import KVGroup, ModelPlan, TensorSpec, WeightRule
-from pegainfer_server.footprint import footprint, part_name, readable_bytes
+from pegainfer_server.footprint import CPU_KV_CACHE_BYTES, footprint, part_name, readable_bytes
 
 
 def rule(parameter: str, *shape: int, tied_to: str | None = None) -> WeightRule:
@@ -76,6 +77,10 @@ def test_pages_and_the_longest_request(kv_pages: int, max_model_len: int | None,
         present=None,
     )
     assert (result.pages, result.longest_request) == (pages, longest)
+
+
+def test_the_default_is_the_engines() -> None:
+    assert CPU_KV_CACHE_BYTES == memory.CPU_KV_CACHE_BYTES
 
 
 def test_names_of_parts() -> None:

@@ -10,9 +10,10 @@ from collections.abc import Collection
 from typing import Literal
 
 from pegainfer_core.family import ModelPlan, WeightRule
-from pegainfer_core.startup import CPU_KV_CACHE_BYTES
 
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
+CPU_KV_CACHE_BYTES = 2**30
+"""What an engine on a CPU takes unless told otherwise; core's own constant is beside torch, and a test compares the two."""
 CPU_RUNNING_REQUESTS = 32
 """What `EngineConfig.max_running_requests` says of its default on a CPU."""
 
