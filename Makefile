@@ -13,6 +13,7 @@ SOURCES := $(wildcard pegainfer-*/src) examples/pegainfer-llama/src
 SUITES := $(wildcard pegainfer-*/tests) examples/pegainfer-llama/tests tests
 
 .PHONY: demo test lint types pytest docs setup clean
+.NOTPARALLEL:
 
 demo: .venv/demo.stamp
 	$(BIN)/python examples/demo.py $(if $(KEEP),--keep) $(if $(PROMPT),--prompt "$(PROMPT)")
@@ -27,7 +28,7 @@ lint: .venv/dev.stamp
 	@$(BIN)/python tests/sizes.py
 
 types: .venv/dev.stamp
-	$(BIN)/mypy $(SOURCES) $(wildcard examples/*.py) docs/generate.py
+	$(BIN)/mypy $(SOURCES) $(wildcard examples/*.py benchmarks/*.py) docs/generate.py
 	@# test modules of two packages may share a name, so each suite is a run of its own
 	@set -e; for suite in $(SUITES); do echo "mypy $$suite"; $(BIN)/mypy $$suite; done
 
