@@ -61,7 +61,7 @@ def provenance() -> dict[str, Any]:
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
         "cpus": os.cpu_count(),
         "commit": os.environ.get("COMMIT") or _output(["git", "rev-parse", "HEAD"]),
-        "command": sys.argv[1:],
+        "command": ["benchmarks/gpu_spine.py", *(flag for flag in sys.argv[1:] if flag.startswith("--"))],
     }
 
 

@@ -1,4 +1,4 @@
-"""The engine's process: `python -m pegainfer_core.engine_process ADDRESS`, started by `process_client.ProcessClient`.
+"""The engine's process: `python -m pegainfer_core.engine_process ADDRESS LOG_LEVEL`, started by `process_client.ProcessClient`.
 
 Owns the child's end of the socket and its promise to end with its parent. The first message is the EngineConfig.
 """
@@ -45,11 +45,11 @@ class SocketChannel:
         self._socket.send(self._encoder.encode(message))
 
 
-def main(address: str) -> int:
+def main(address: str, log_level: int) -> int:
     """Serve until told to end; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.SNDHWM, 0)
@@ -70,4 +70,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

@@ -7,6 +7,7 @@ standard input closes, which the operating system does when this process dies, h
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import signal
 import sys
@@ -54,9 +55,9 @@ class ProcessClient(EngineClient):
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "pegainfer_core.engine_process", self._bind(), stdin=asyncio.subprocess.PIPE
-        )
+        level = logging.getLogger().getEffectiveLevel()  # the engine logs what this process would
+        command = [sys.executable, "-m", "pegainfer_core.engine_process", self._bind(), str(level)]
+        self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
         self._send_bytes(_ENCODER.encode(self.config))
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
 
