@@ -58,6 +58,6 @@ clean:
 .venv/python.stamp:
 	@test -n "$(PYTHON)" || { echo "no python3 found; install Python 3.11 or newer, or set PYTHON"; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "$(PYTHON) is older than Python 3.11; set PYTHON to a newer one: make demo PYTHON=/path/to/python3.11"; exit 1; }
+		{ echo "$(PYTHON) is not Python 3.11 or newer; set PYTHON to one that is: make demo PYTHON=python3.12"; exit 1; }
 	"$(PYTHON)" -m venv .venv
 	@touch $@
