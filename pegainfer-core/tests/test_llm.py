@@ -92,7 +92,7 @@ def test_the_start_reports_progress_and_what_was_decided(checkpoint: Path) -> No
     assert (info.max_model_len, info.vocab_size, info.eos_token_ids) == (100, 512, [2])
     # 4 layers, keys and values, 2 heads of 32, float32, pages of 16; one page is padding.
     assert info.num_pages == (1 << 20) // (4 * 2 * 2 * 32 * 4 * 16) - 1
-    assert [phase for phase, _ in info.timeline] == ["import", "weights", "warm-up", "KV cache"]
+    assert [phase for phase, _ in info.timeline] == ["import", "weights", "warm-up", "KV cache", "graphs"]
 
 
 def test_a_small_pool_shortens_the_context_unless_it_was_asked_for(checkpoint: Path) -> None:

@@ -81,7 +81,7 @@ def allowed(logits: np.ndarray, params: SamplingParams) -> set[int]:
 def test_only_allowed_tokens_are_drawn(temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> None:
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     logits = random_logits(1, seed)
-    draws = sample(logits.expand(64, -1), [params] * 64, seeds=list(range(64))).token_ids_R.tolist()
+    draws = sample(logits.expand(64, -1), [params] * 64, seeds=list(range(64))).token_ids_N.tolist()
     assert set(draws) <= allowed(logits[0].numpy(), params)
 
 
@@ -89,7 +89,7 @@ def test_draws_follow_the_distribution() -> None:
     logits = random_logits(1, 4)
     count = 20_000
     params = SamplingParams(temperature=1.3, top_p=0.95)
-    draws = sample(logits.expand(count, -1), [params] * count, seeds=list(range(count))).token_ids_R
+    draws = sample(logits.expand(count, -1), [params] * count, seeds=list(range(count))).token_ids_N
     keep = sorted(allowed(logits[0].numpy(), params))
     expected = torch.softmax(logits[0, keep].double() / 1.3, dim=-1)
     observed = torch.bincount(draws, minlength=WIDTH)[keep].double()
@@ -111,9 +111,9 @@ def test_a_row_draws_the_same_alone_and_in_any_company() -> None:
         SamplingParams(temperature=0.9, presence_penalty=1.0, logprobs=2),
     ]
     seeds = [9, 9, 9, 1, 2, 3]
-    together = sample(logits, params, seeds=seeds, index=5).token_ids_R.tolist()
+    together = sample(logits, params, seeds=seeds, index=5).token_ids_N.tolist()
     for row in range(6):
-        alone = sample(logits[row : row + 1], [params[row]], seeds=[seeds[row]], index=5).token_ids_R.tolist()
+        alone = sample(logits[row : row + 1], [params[row]], seeds=[seeds[row]], index=5).token_ids_N.tolist()
         assert alone == [together[row]]
 
 
@@ -133,27 +133,27 @@ def test_greedy_takes_the_lowest_of_equal_ids_and_never_padding() -> None:
     logits[:, VOCAB:] = 100.0
     logits[1, 20] = 1.0
     greedy = [SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_k=1)]
-    assert sample(logits, greedy).token_ids_R.tolist() == [7, 20]
+    assert sample(logits, greedy).token_ids_N.tolist() == [7, 20]
 
 
 def test_padding_is_never_drawn_even_when_it_dominates() -> None:
     logits = random_logits(1, 2)
     logits[:, VOCAB:] = 50.0
-    draws = sample(logits.expand(200, -1), [SamplingParams(temperature=100.0)] * 200).token_ids_R
+    draws = sample(logits.expand(200, -1), [SamplingParams(temperature=100.0)] * 200).token_ids_N
     assert int(draws.max()) < VOCAB
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
 def test_logits_that_are_not_finite_fail_their_row_only(poison: float) -> None:
     logits = random_logits(3, 3)
-    clean = sample(logits, [SamplingParams(temperature=1.0)] * 3).token_ids_R.tolist()
+    clean = sample(logits, [SamplingParams(temperature=1.0)] * 3).token_ids_N.tolist()
     if poison == float("-inf"):
         logits[1] = poison
     else:
         logits[1, 17] = poison
     got = sample(logits, [SamplingParams(temperature=1.0)] * 3)
-    assert got.finite_R.tolist() == [True, False, True]
-    assert [got.token_ids_R.tolist()[row] for row in (0, 2)] == [clean[0], clean[2]]
+    assert got.finite_N.tolist() == [1, 0, 1]
+    assert [got.token_ids_N.tolist()[row] for row in (0, 2)] == [clean[0], clean[2]]
 
 
 def test_repetition_counts_prompt_and_output_and_the_others_output_only() -> None:
@@ -162,7 +162,7 @@ def test_repetition_counts_prompt_and_output_and_the_others_output_only() -> Non
 
     def best(prompt: list[int], output: list[int], **params: Any) -> int:
         each = SamplingParams(temperature=0.0, **params)
-        return int(sample(logits, [each], prompt=prompt, output=output).token_ids_R[0])
+        return int(sample(logits, [each], prompt=prompt, output=output).token_ids_N[0])
 
     assert best([10], [], repetition_penalty=1.5) == 11
     assert best([5], [10], repetition_penalty=1.5) == 11
@@ -173,7 +173,7 @@ def test_repetition_counts_prompt_and_output_and_the_others_output_only() -> Non
     negative = torch.full((1, WIDTH), -2.0)
     negative[0, 4] = -1.5
     each = SamplingParams(temperature=0.0, repetition_penalty=2.0)
-    assert int(sample(negative, [each], prompt=[4]).token_ids_R[0]) != 4
+    assert int(sample(negative, [each], prompt=[4]).token_ids_N[0]) != 4
 
 
 def test_sampled_tokens_join_the_counts() -> None:
@@ -184,24 +184,24 @@ def test_sampled_tokens_join_the_counts() -> None:
     logits[0, 10], logits[0, 11] = 1.0, 0.5
     tokens = []
     for index in range(3):
-        tokens.append(int(made.sample(logits, [state], [index]).token_ids_R[0]))
+        tokens.append(int(made.sample(logits, [state], [index]).token_ids_N[0]))
         state.record(tokens[-1])
     assert tokens == [10, 11, 0]
 
 
 def test_bias_and_min_tokens() -> None:
     logits = random_logits(1, 5)
-    assert sample(logits, [SamplingParams(temperature=0.0, logit_bias={31: 100.0})]).token_ids_R.tolist() == [31]
-    best = int(sample(logits, [SamplingParams(temperature=0.0)]).token_ids_R[0])
+    assert sample(logits, [SamplingParams(temperature=0.0, logit_bias={31: 100.0})]).token_ids_N.tolist() == [31]
+    best = int(sample(logits, [SamplingParams(temperature=0.0)]).token_ids_N[0])
     banned = SamplingParams(temperature=0.0, logit_bias={best: -100.0})
-    assert int(sample(logits, [banned]).token_ids_R[0]) != best
+    assert int(sample(logits, [banned]).token_ids_N[0]) != best
     logits[0, 3] = 90.0
     logits[0, 4] = 80.0
     wait = SamplingParams(temperature=0.0, min_tokens=2, max_tokens=9, stop_token_ids=(4,))
-    assert int(sample(logits, [wait], index=1).token_ids_R[0]) not in (3, 4)
-    assert int(sample(logits, [wait], index=2).token_ids_R[0]) == 3
+    assert int(sample(logits, [wait], index=1).token_ids_N[0]) not in (3, 4)
+    assert int(sample(logits, [wait], index=2).token_ids_N[0]) == 3
     ignoring = SamplingParams(temperature=0.0, min_tokens=2, max_tokens=9, ignore_eos=True)
-    assert int(sample(logits, [ignoring], index=0).token_ids_R[0]) == 3
+    assert int(sample(logits, [ignoring], index=0).token_ids_N[0]) == 3
 
 
 def test_logprobs_are_raw_ranked_and_in_order() -> None:
@@ -218,7 +218,7 @@ def test_logprobs_are_raw_ranked_and_in_order() -> None:
     assert got.logprobs is not None
     reference = torch.log_softmax(logits.double(), dim=-1)
     for row in range(2):
-        token_id = int(got.token_ids_R[row])
+        token_id = int(got.token_ids_N[row])
         assert abs(float(got.logprobs.logprob_R[row]) - float(reference[row, token_id])) < 1e-5
         assert int(got.logprobs.rank_R[row]) == int((logits[row, :VOCAB] > logits[row, token_id]).sum()) + 1
         values = (logits[row, :VOCAB] + 0.0).tolist()
@@ -233,4 +233,4 @@ def test_half_precision_logits_are_read_as_float32() -> None:
     params = [SamplingParams(temperature=0.0, logprobs=1)] * 2
     got = sample(logits, params)
     assert got.logprobs is not None and got.logprobs.logprob_R.dtype == torch.float32
-    assert torch.equal(got.token_ids_R, logits[:, :VOCAB].float().argmax(-1))
+    assert torch.equal(got.token_ids_N, logits[:, :VOCAB].float().argmax(-1))

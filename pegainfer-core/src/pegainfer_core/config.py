@@ -29,7 +29,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     """Longest prompt plus output, in tokens; None: the checkpoint's context, as far as the page pool holds it."""
     max_prefill_tokens: int | None = None
-    """Token budget of a step (chunked prefill); None: 1024 on CPU, 8192 on a GPU."""
+    """Token budget of a step (chunked prefill); None: 1024 on CPU, 2048 on a GPU."""
     max_running_requests: int | None = None
     """Most requests computed together; None: 32 on CPU, 256 on a GPU."""
     max_waiting_requests: int = 10_000
@@ -42,8 +42,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the GPU's memory that weights, workspace and KV cache may use together."""
     prefix_cache: bool = True
     """Reuse the pages of equal prompt prefixes."""
-    run_ahead: bool = False
-    """Launch step N+1 before the tokens of step N are on the host. Same tokens either way."""
+    run_ahead: bool | None = None
+    """Launch step N+1 before the tokens of step N are on the host; None: on a GPU. Same tokens either way."""
+    cuda_graphs: bool | None = None
+    """Replay captured steps instead of launching kernel by kernel; None: on a GPU. Same tokens either way."""
     attention_backend: Literal["auto", "torch", "triton"] = "auto"
     """auto: triton on CUDA, torch on CPU."""
     seed: int = 0

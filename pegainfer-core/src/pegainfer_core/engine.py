@@ -38,6 +38,10 @@ class StepRunner(Protocol):
         """Start computing a plan, after every plan launched before it."""
         ...
 
+    def prepare_more(self) -> bool:
+        """Use an idle moment to make later steps faster; False if there is nothing left to do."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:

@@ -57,7 +57,9 @@ def run_engine(start: StartEngine, channel: Channel) -> bool:
 
 def _serve(engine: Engine, channel: Channel) -> None:
     while True:
-        for message in channel.receive(wait=not engine.has_work):
+        # An idle engine prepares what later steps need, looking at its inbox in between, and then blocks.
+        idle = not engine.has_work and not engine.runner.prepare_more()
+        for message in channel.receive(wait=idle):
             if isinstance(message, AddRequest):
                 engine.add(message)
             elif isinstance(message, AbortRequests):

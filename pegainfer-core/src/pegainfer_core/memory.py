@@ -19,6 +19,7 @@ from pegainfer_core.sampler import Sampler
 from pegainfer_core.sampling_params import SamplingParams
 
 CPU_KV_CACHE_BYTES = 1 << 30
+GPU_GRAPHS_BYTES = 400 << 20
 GPU_MARGIN_BYTES = 150 << 20
 """Kept free for what a profile does not see: fragmentation, the driver's own allocations."""
 
@@ -57,8 +58,13 @@ def _measure_free(
     peak = torch.cuda.max_memory_allocated() - before
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
+    graphs = 0
+    if placement.cuda_graphs:
+        # Their pool holds a step's tensors once more; then the shared logits, and what the driver takes for the graphs.
+        graphs = peak + placement.max_running_requests * resolved.plan.vocab_size * placement.dtype.itemsize
+        graphs += GPU_GRAPHS_BYTES
     utilization = resolved.config.gpu_memory_utilization
-    return int(total * utilization) - (total - free) - peak - GPU_MARGIN_BYTES
+    return int(total * utilization) - (total - free) - peak - graphs - GPU_MARGIN_BYTES
 
 
 def _largest_step(
@@ -78,6 +84,7 @@ def _largest_step(
         Sampler(resolved.vocab_size, resolved.eos_token_ids, placement.device),
         num_slots=slots,
         max_model_len=max_model_len,
+        max_prefill_tokens=placement.max_prefill_tokens,
         page_size=page_size,
         device=placement.device,
     )

@@ -27,6 +27,8 @@ class Placement:
     attention_backend: str
     max_prefill_tokens: int
     max_running_requests: int
+    run_ahead: bool
+    cuda_graphs: bool
 
 
 def place(config: EngineConfig, plan: ModelPlan) -> Placement:
@@ -51,13 +53,17 @@ def place(config: EngineConfig, plan: ModelPlan) -> Placement:
     if backend == "triton" and device.type != "cuda":
         raise ConfigError("--attention-backend triton needs a CUDA device; use torch")
     on_gpu = device.type == "cuda"
+    if config.cuda_graphs and not on_gpu:
+        raise ConfigError("--cuda-graphs needs a CUDA device")
     return Placement(
         device=device,
         dtype=getattr(torch, dtype_name),
         dtype_name=dtype_name,
         attention_backend=backend,
-        max_prefill_tokens=config.max_prefill_tokens or (8192 if on_gpu else 1024),
+        max_prefill_tokens=config.max_prefill_tokens or (2048 if on_gpu else 1024),
         max_running_requests=config.max_running_requests or (256 if on_gpu else 32),
+        run_ahead=on_gpu if config.run_ahead is None else config.run_ahead,
+        cuda_graphs=on_gpu if config.cuda_graphs is None else config.cuda_graphs,
     )
 
 

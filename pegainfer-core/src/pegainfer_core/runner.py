@@ -3,21 +3,22 @@
 Owns the device's slots (last token, sampling state) and the order of work on the stream. Knows nothing of scheduling
 or text. `launch` never waits for the device; `RunningStep.wait` does, once per step.
 
-Shape suffixes: T tokens, R sampling rows, E hidden size, V vocabulary.
+Shape suffixes: T tokens, N rows whose logits are computed, E hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pegainfer_core.batch import BatchBuilder, to_device
+from pegainfer_core.batch import BatchBuilder, StepInputs, StepShape, exact_shape, to_device
 from pegainfer_core.engine import DeviceLostError
+from pegainfer_core.graphs import Recorder, StepGraphs
 from pegainfer_core.model import Model
 from pegainfer_core.ops.attention import AttentionBackend
 from pegainfer_core.plan import Row, RowResult, StepPlan, StepResult
@@ -42,8 +43,10 @@ class Runner:
         *,
         num_slots: int,
         max_model_len: int,
+        max_prefill_tokens: int,
         page_size: int,
         device: torch.device,
+        recorder: Recorder | None = None,
     ) -> None:
         self._model = model
         self._caches = caches
@@ -51,53 +54,118 @@ class Runner:
         self._sampler = sampler
         self._device = device
         self._builder = BatchBuilder(num_slots, max_model_len, page_size, device)
-        self._last_token_S = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._last_token_S = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self._states: dict[int, SlotState] = {}
         self._prompts: dict[int, list[int]] = {}
+        self._graphs: StepGraphs | None = None
+        if recorder is not None:
+            self._graphs = StepGraphs(
+                self._capturable,
+                self._builder,
+                recorder,
+                max_rows=num_slots,
+                max_prompt_tokens=max_prefill_tokens,
+                max_context_len=max_model_len,
+            )
+
+    def prepare(self, on_progress: Callable[[int, int], None]) -> None:
+        """Capture the graphs that the first requests need."""
+        if self._graphs is not None:
+            self._graphs.capture_first(on_progress)
+
+    def prepare_more(self) -> bool:
+        """Use an idle moment to capture one more graph; False if there is nothing left to prepare."""
+        with _device_loss():
+            return self._graphs is not None and self._graphs.capture_next()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:
         """Queue the step behind those launched before."""
         with _device_loss():
-            return self._launch(plan)
+            for join in plan.joins:
+                self._states[join.slot] = self._sampler.join(join)
+                self._prompts[join.slot] = join.prompt_ids
+            shape = None if self._graphs is None else self._graphs.shape(plan)
+            return self._run_eager(plan) if shape is None else self._replay(plan, shape)
 
-    def _launch(self, plan: StepPlan) -> RunningStep:
-        for join in plan.joins:
-            self._states[join.slot] = self._sampler.join(join)
-            self._prompts[join.slot] = join.prompt_ids
-        batch = self._builder.build(plan, self._last_token_S, self._backend, self._caches)
-        hidden_TE = self._model(batch)
-        ends = np.cumsum([row.num_tokens for row in plan.rows])
-        prompt_logprobs = self._prompt_logprobs(plan.rows, ends, hidden_TE)
-        sampling = [index for index, row in enumerate(plan.rows) if row.samples]
-        states = [self._states[plan.rows[index].slot] for index in sampling]
-        sampled = None
-        if sampling:
-            hidden_RE = hidden_TE[to_device(ends[sampling] - 1, self._device)]
-            sampled = self._sampler.sample(
-                self._model.logits(hidden_RE), states, [plan.rows[index].output_index for index in sampling]
-            )
-            slots = to_device(np.asarray([plan.rows[index].slot for index in sampling]), self._device)
-            self._last_token_S[slots] = sampled.token_ids_R
-        return RunningStep(plan, sampling, states, sampled, prompt_logprobs)
+    def _replay(self, plan: StepPlan, shape: StepShape) -> RunningStep:
+        assert self._graphs is not None
+        captured = self._graphs.step(shape)
+        places = self._builder.fill(plan, shape, captured.inputs)
+        captured.replay()
+        return self._sampled(
+            plan, places, captured.logits_NV, (captured.token_ids_N, captured.finite_N), prompt_logprobs={}
+        )
 
-    def _prompt_logprobs(self, rows: Sequence[Row], ends: np.ndarray, hidden_TE: Tensor) -> dict[int, PromptLogprobs]:
+    def _run_eager(self, plan: StepPlan) -> RunningStep:
+        shape = exact_shape(plan)
+        buffer = torch.empty(StepInputs.num_words(shape), dtype=torch.int32, device=self._device)
+        inputs = StepInputs(shape, buffer)
+        places = self._builder.fill(plan, shape, inputs)
+        lens = [row.num_tokens for row in plan.rows], [row.start + row.num_tokens for row in plan.rows]
+        hidden_TE = self._hidden(shape, inputs, lens)
+        prompt_logprobs = self._prompt_logprobs(plan.rows, hidden_TE)
+        if not shape.sampled_rows:
+            return RunningStep(plan, places, [], None, prompt_logprobs)
+        logits_NV, token_ids_N, finite_N = self._choose(hidden_TE, inputs)
+        return self._sampled(plan, places, logits_NV, (token_ids_N, finite_N), prompt_logprobs)
+
+    def _capturable(self, shape: StepShape, inputs: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """The whole step: what a graph captures."""
+        return self._choose(self._hidden(shape, inputs, None), inputs)
+
+    def _hidden(self, shape: StepShape, inputs: StepInputs, lens: tuple[list[int], list[int]] | None) -> Tensor:
+        batch = self._builder.batch(shape, inputs, self._last_token_S, self._backend, self._caches, lens)
+        hidden_TE: Tensor = self._model(batch)
+        return hidden_TE
+
+    def _choose(self, hidden_TE: Tensor, inputs: StepInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits, arg max and finiteness of the rows that want them; the arg max becomes their slots' last token."""
+        logits_NV = self._model.logits(hidden_TE.index_select(0, inputs["sampled_index_N"]))
+        token_ids_N, finite_N = self._sampler.greedy(logits_NV)
+        self._last_token_S.index_copy_(0, inputs["sampled_slot_N"], token_ids_N)
+        return logits_NV, token_ids_N, finite_N
+
+    def _sampled(
+        self,
+        plan: StepPlan,
+        places: list[int],
+        logits_NV: Tensor,
+        greedy: tuple[Tensor, Tensor],
+        prompt_logprobs: dict[int, PromptLogprobs],
+    ) -> RunningStep:
+        """Redo the rows that want more than the arg max, and queue the copies to the host."""
+        rows = [row for row, place in zip(plan.rows, places, strict=True) if place >= 0]
+        states = [self._states[row.slot] for row in rows]
+        used = [place for place in places if place >= 0]
+        sampled = self._sampler.sample(logits_NV, states, [row.output_index for row in rows], used, greedy)
+        if sampled.changed:
+            slots = {place: row.slot for place, row in zip(used, rows, strict=True)}
+            pairs = np.asarray([sampled.changed, [slots[place] for place in sampled.changed]], dtype=np.int64)
+            both = to_device(pairs, self._device)
+            self._last_token_S[both[1]] = sampled.token_ids_N[both[0]]
+        return RunningStep(plan, places, states, sampled, prompt_logprobs)
+
+    def _prompt_logprobs(self, rows: Sequence[Row], hidden_TE: Tensor) -> dict[int, PromptLogprobs]:
         """Logprobs of the prompt tokens that follow each position of the rows that want them, by row index."""
         wanted: dict[int, PromptLogprobs] = {}
+        first = 0
         for index, row in enumerate(rows):
-            if not row.prompt_logprobs:
-                continue
-            targets = self._prompts[row.slot][row.start + 1 : row.start + row.num_tokens + 1]
-            first = int(ends[index]) - row.num_tokens
-            count = self._states[row.slot].params.prompt_logprobs
-            assert count is not None
-            pieces: list[Logprobs] = []
-            for start in range(0, len(targets), PROMPT_LOGPROB_ROWS):
-                ids = targets[start : start + PROMPT_LOGPROB_ROWS]
-                logits_RV = self._model.logits(hidden_TE[first + start : first + start + len(ids)])
-                pieces.append(self._sampler.logprobs(logits_RV, to_device(np.asarray(ids), self._device), count))
-            wanted[index] = PromptLogprobs(targets, count, pieces)
+            if row.prompt_logprobs:
+                wanted[index] = self._score(row, hidden_TE[first : first + row.num_tokens])
+            first += row.num_tokens
         return wanted
+
+    def _score(self, row: Row, hidden_TE: Tensor) -> PromptLogprobs:
+        targets = self._prompts[row.slot][row.start + 1 : row.start + row.num_tokens + 1]
+        count = self._states[row.slot].params.prompt_logprobs
+        assert count is not None
+        pieces: list[Logprobs] = []
+        for start in range(0, len(targets), PROMPT_LOGPROB_ROWS):
+            ids = targets[start : start + PROMPT_LOGPROB_ROWS]
+            logits_TV = self._model.logits(hidden_TE[start : start + len(ids)])
+            pieces.append(self._sampler.logprobs(logits_TV, to_device(np.asarray(ids), self._device), count))
+        return PromptLogprobs(targets, count, pieces)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,61 +191,58 @@ class RunningStep:
     def __init__(
         self,
         plan: StepPlan,
-        sampling: list[int],
+        places: list[int],
         states: list[SlotState],
         sampled: Sampled | None,
         prompt_logprobs: dict[int, PromptLogprobs],
     ) -> None:
         self._plan = plan
-        self._sampling = sampling
+        self._places = places
         self._states = states
-        self._sampled = sampled
+        """Of the rows that sample, in plan order."""
+        self._logprobs = None if sampled is None else sampled.logprobs
         self._prompt_logprobs = prompt_logprobs
         self._ready: torch.cuda.Event | None = None
         self._host: Tensor | None = None
         if sampled is not None:
-            packed = torch.stack([sampled.token_ids_R, sampled.finite_R.long()])
-            if packed.is_cuda:
-                self._host = torch.empty_like(packed, device="cpu", pin_memory=True)
-                self._host.copy_(packed, non_blocking=True)
+            on_gpu = sampled.token_ids_N.is_cuda
+            self._host = torch.empty(2, len(sampled.token_ids_N), dtype=torch.int64, pin_memory=on_gpu)
+            self._host[0].copy_(sampled.token_ids_N, non_blocking=True)
+            self._host[1].copy_(sampled.finite_N, non_blocking=True)
+            if on_gpu:
                 self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._ready.record()
-            else:
-                self._host = packed
 
     def wait(self) -> StepResult:
         """Block until the step is done; counts its tokens for the penalties of the next ones."""
         with _device_loss():
-            return self._wait()
+            if self._ready is not None:
+                self._ready.synchronize()
+            return StepResult(rows=self._results())
 
-    def _wait(self) -> StepResult:
-        if self._ready is not None:
-            self._ready.synchronize()
-        results = [
-            RowResult(token_id=None, prompt_logprobs=self._entries(index)) for index in range(len(self._plan.rows))
-        ]
-        if self._host is None or self._sampled is None:
-            return StepResult(rows=results)
-        token_ids, finite = self._host.tolist()
-        logprobs = None if self._sampled.logprobs is None else _top_entries(self._sampled.logprobs)
-        for position, (index, state) in enumerate(zip(self._sampling, self._states, strict=True)):
-            if not finite[position]:
-                results[index] = RowResult(token_id=None, error="the model's logits are not finite for this request")
+    def _results(self) -> list[RowResult]:
+        token_ids, finite = ([], []) if self._host is None else self._host.tolist()
+        entries = iter([] if self._logprobs is None else _top_entries(self._logprobs))
+        states = iter(self._states)
+        results: list[RowResult] = []
+        for index, place in enumerate(self._places):
+            wanted = self._prompt_logprobs.get(index)
+            prompt_logprobs = None if wanted is None else wanted.entries()
+            if place < 0:
+                results.append(RowResult(token_id=None, prompt_logprobs=prompt_logprobs))
                 continue
-            token_id = int(token_ids[position])
-            state.record(token_id)
+            state = next(states)
             logprob = None
-            if logprobs is not None and state.params.logprobs is not None:
-                value, rank, top = logprobs[position]
+            if state.params.logprobs is not None:
+                value, rank, top = next(entries)
                 logprob = (value, rank, top[: state.params.logprobs])
-            results[index] = RowResult(
-                token_id=token_id, logprob=logprob, prompt_logprobs=results[index].prompt_logprobs
-            )
-        return StepResult(rows=results)
-
-    def _entries(self, index: int) -> list[PromptEntry] | None:
-        wanted = self._prompt_logprobs.get(index)
-        return None if wanted is None else wanted.entries()
+            if not finite[place]:
+                results.append(RowResult(token_id=None, error="the model's logits are not finite for this request"))
+                continue
+            token_id = token_ids[place]
+            state.record(token_id)
+            results.append(RowResult(token_id=token_id, logprob=logprob, prompt_logprobs=prompt_logprobs))
+        return results
 
 
 @contextlib.contextmanager

@@ -36,6 +36,12 @@ class SlotState:
             self.seen.update(join.prompt_ids, join.output_ids)
             self.output_counts.update(join.output_ids)
 
+    def takes_arg_max(self, output_index: int) -> bool:
+        """Whether the next token is the arg max of the logits as they are."""
+        params = self.params
+        untouched = not (params.logit_bias or params.penalises or output_index < params.min_tokens)
+        return params.greedy and untouched
+
     def record(self, token_id: int) -> None:
         """Count a sampled token."""
         if self.params.penalises:
@@ -57,11 +63,13 @@ class Logprobs:
 class Sampled:
     """On the device; nothing of it was waited for."""
 
-    token_ids_R: Tensor
-    finite_R: Tensor
-    """False where the logits held NaN or infinity; the id of such a row means nothing."""
+    token_ids_N: Tensor
+    finite_N: Tensor
+    """int64; 0 where the logits held NaN or infinity: the id of such a row means nothing."""
+    changed: list[int]
+    """Places whose id is not the plain arg max."""
     logprobs: Logprobs | None
-    """Parallel to the rows, if any row wants logprobs."""
+    """In the order of the states that want logprobs, if any does."""
 
 
 class Sampler:
@@ -76,12 +84,45 @@ class Sampler:
         """State for a request that takes a slot."""
         return SlotState(join, self._eos_token_ids)
 
-    def sample(self, logits_RV: Tensor, states: Sequence[SlotState], output_indices: Sequence[int]) -> Sampled:
-        """One token per row. Ids at or above the vocabulary bound are never chosen."""
-        raw_RV = logits_RV.float()
-        bounded_RV = raw_RV.clone()
-        bounded_RV[:, self._vocab_size :] = -torch.inf
-        finite_R = torch.isfinite(bounded_RV.amax(dim=-1))
+    def greedy(self, logits_NV: Tensor) -> tuple[Tensor, Tensor]:
+        """(ids, whether the logits are finite), int64 [N] each: the most likely decodable token. Capturable."""
+        return sampling.greedy(logits_NV, self._vocab_size)
+
+    def sample(
+        self,
+        logits_NV: Tensor,
+        states: Sequence[SlotState],
+        output_indices: Sequence[int],
+        places: Sequence[int] | None = None,
+        greedy: tuple[Tensor, Tensor] | None = None,
+    ) -> Sampled:
+        """One token per state; state i reads the logits at `places[i]` (default i). Rows in between are padding.
+
+        `greedy` is what `greedy` gave for these logits; its ids are changed in place where another choice is due. Ids at
+        or above the vocabulary bound are never chosen.
+        """
+        places = range(len(states)) if places is None else places
+        token_ids_N, finite_N = self.greedy(logits_NV) if greedy is None else greedy
+        special = [i for i, state in enumerate(states) if not state.takes_arg_max(output_indices[i])]
+        changed = [places[i] for i in special]
+        if special:
+            rows = self._tensor(changed, np.int64)
+            token_ids_N[rows] = self._choose(
+                logits_NV[rows], [states[i] for i in special], [output_indices[i] for i in special]
+            )
+        wanted = [i for i, state in enumerate(states) if state.params.logprobs is not None]
+        logprobs = None
+        if wanted:
+            rows = self._tensor([places[i] for i in wanted], np.int64)
+            most = max(states[i].params.logprobs or 0 for i in wanted)
+            logprobs = self.logprobs(logits_NV[rows], token_ids_N[rows], most)
+        return Sampled(token_ids_N=token_ids_N, finite_N=finite_N, changed=changed, logprobs=logprobs)
+
+    def _choose(self, logits_RV: Tensor, states: Sequence[SlotState], output_indices: Sequence[int]) -> Tensor:
+        """Ids for states that need more than the arg max of their logits."""
+        bounded_RV = logits_RV[:, : self._vocab_size].float()
+        if bounded_RV.data_ptr() == logits_RV.data_ptr():
+            bounded_RV = bounded_RV.clone()
         self._adjust(bounded_RV, states, output_indices)
         token_ids_R = torch.argmax(bounded_RV, dim=-1)
         drawn = [row for row, state in enumerate(states) if not state.params.greedy]
@@ -90,9 +131,7 @@ class Sampler:
             keys = [sampling.row_key(states[row].seed, output_indices[row]) for row in drawn]
             ids = self._draw(bounded_RV[rows], [states[row].params for row in drawn], self._tensor(keys, np.int64))
             token_ids_R[rows] = ids
-        wanted = [state.params.logprobs for state in states if state.params.logprobs is not None]
-        logprobs = self.logprobs(raw_RV, token_ids_R, max(wanted)) if wanted else None
-        return Sampled(token_ids_R=token_ids_R, finite_R=finite_R, logprobs=logprobs)
+        return token_ids_R
 
     def logprobs(self, logits_RV: Tensor, token_ids_R: Tensor, count: int) -> Logprobs:
         """Raw log-softmax over the whole width, of the given tokens and of the `count` most likely decodable ones."""

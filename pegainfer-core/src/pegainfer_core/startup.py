@@ -49,7 +49,9 @@ def start_engine(config: EngineConfig, on_progress: OnProgress) -> tuple[Engine,
         backend = make_attention_backend(placement.attention_backend, placement.device)
         pages = num_pages(resolved, placement, model, backend, max_model_len)
         clock.mark("warm-up")
-        return _assemble(resolved, plugins, placement, model, backend, pages, max_model_len, weight_bytes, clock)
+        return _assemble(
+            resolved, plugins, placement, model, backend, pages, max_model_len, weight_bytes, clock, on_progress
+        )
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"out of memory on {placement.device}: lower --max-prefill-tokens, --max-running-requests or "
@@ -108,7 +110,9 @@ def _assemble(
     max_model_len: int,
     weight_bytes: int,
     clock: _Timeline,
+    on_progress: OnProgress,
 ) -> tuple[Engine, EngineInfo]:
+    from pegainfer_core.graphs import cuda_recorder
     from pegainfer_core.kv.storage import allocate, page_bytes
     from pegainfer_core.runner import Runner
     from pegainfer_core.sampler import Sampler
@@ -138,14 +142,18 @@ def _assemble(
         Sampler(resolved.vocab_size, resolved.eos_token_ids, placement.device),
         num_slots=placement.max_running_requests,
         max_model_len=max_model_len,
+        max_prefill_tokens=placement.max_prefill_tokens,
         page_size=config.page_size,
         device=placement.device,
+        recorder=cuda_recorder() if placement.cuda_graphs else None,
     )
     clock.mark("KV cache")
+    runner.prepare(lambda done, total: on_progress(LoadProgress("graphs", done, total)))
+    clock.mark("graphs")
     engine = Engine(
         resolved.family.scheduler(resolved.plan, limits, cache),
         runner,
-        run_ahead=config.run_ahead,
+        run_ahead=placement.run_ahead,
         observers=plugins.step_observers(),
     )
     info = EngineInfo(

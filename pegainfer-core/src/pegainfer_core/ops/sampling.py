@@ -18,6 +18,17 @@ _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
 
 
+def greedy(logits_NV: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """(arg max, whether it is finite), int64 [N] each, over the first `vocab_size` ids; ties to the lowest id.
+
+    NaN wins every comparison, and a row of nothing but -inf has -inf for its maximum: both show in the second value.
+    """
+    bounded_NV = logits_NV[:, :vocab_size]
+    token_ids_N = torch.argmax(bounded_NV, dim=-1)
+    best_N = bounded_NV.gather(1, token_ids_N[:, None])[:, 0]
+    return token_ids_N, torch.isfinite(best_N).long()
+
+
 def row_key(seed: int, output_index: int) -> int:
     """Signed 64-bit key of one draw: the seed scrambled, moved by the position in the output, scrambled again."""
     return _signed(_mix((_mix(seed & _MASK64) + output_index * _STRIDE) & _MASK64))

@@ -55,6 +55,10 @@ class FakeRunner:
             self._write(row)
         return FakeStep(StepResult(rows=[self._sample(row) for row in plan.rows]))
 
+    def prepare_more(self) -> bool:
+        """Nothing to prepare."""
+        return False
+
     def _write(self, row: Row) -> None:
         table = self._tables[row.slot]
         table.extend(row.new_pages)
