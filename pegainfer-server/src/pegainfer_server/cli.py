@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from pegainfer_core.errors import PegainferError
 
-from pegainfer_server.commands import chat, doctor, generate, inspect, models, serve
+from pegainfer_server.commands import bench, chat, doctor, generate, inspect, models, serve
 
 EPILOG = "`pegainfer --model-path DIR [FLAGS]` is the same as `pegainfer serve DIR [FLAGS]`."
 
@@ -33,6 +33,7 @@ app.command("generate")(generate.generate)
 app.command("models")(models.models)
 app.command("inspect")(inspect.inspect)
 app.command("doctor")(doctor.doctor)
+app.add_typer(bench.app, name="bench")
 
 
 def _show_version(wanted: bool) -> None:
