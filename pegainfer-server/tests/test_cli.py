@@ -18,6 +18,8 @@ from typer.main import get_command
 
 ENGINE_FLAGS = [
     "--attention-backend",
+    "--cuda-graphs",
+    "--no-cuda-graphs",
     "--device",
     "--dtype",
     "--gpu-memory-utilization",

@@ -146,7 +146,7 @@ def _parameter(field: msgspec.structs.FieldInfo, hint: Any, doc: str) -> inspect
         hint, default = list[str], []
         names = ("-o", "--option")
         extra["metavar"] = "NAME=VALUE"
-    elif hint is bool:
+    elif hint is bool or hint == bool | None:
         names = (f"{names[0]}/--no-{names[0][2:]}",)
     elif get_origin(hint) in (Union, types.UnionType):
         (hint,) = (kind for kind in get_args(hint) if kind is not type(None))
