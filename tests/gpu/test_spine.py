@@ -183,13 +183,34 @@ def test_a_long_prompt_scored_and_continued(checkpoint: Checkpoint, start: Start
     judge(checkpoint, found)
 
 
-def test_run_ahead_gives_the_same_tokens(checkpoint: Checkpoint, start: StartLLM) -> None:
+PLAIN = {"run_ahead": False, "cuda_graphs": False}
+"""Kernel by kernel, step after step: what the fast paths must equal."""
+
+
+@pytest.mark.parametrize("settings", [PLAIN, {"run_ahead": False}, {"cuda_graphs": False}])
+def test_fast_paths_can_be_removed_one_by_one(
+    checkpoint: Checkpoint, start: StartLLM, settings: dict[str, bool]
+) -> None:
     many = prompts(3, 40, 200, seed=5)
-    ahead = start(run_ahead=True).generate(many, GREEDY)
-    judge_completions(checkpoint, ahead)
+    fast = start().generate(many, GREEDY)
+    other = start(**settings).generate(many, GREEDY)
+    judge_completions(checkpoint, other)
     if checkpoint.dtype == "float32":
-        plain = start().generate(many, GREEDY)
-        assert [completion.token_ids for completion in ahead] == [completion.token_ids for completion in plain]
+        assert [completion.token_ids for completion in fast] == [completion.token_ids for completion in other]
+
+
+def test_replays_at_the_edges_of_their_shapes(checkpoint: Checkpoint, start: StartLLM) -> None:
+    """Every number of rows meets every shape edge: greedy and sampled rows side by side, padding between them."""
+    sampled = SamplingParams(temperature=0.8, top_p=0.9, seed=11, max_tokens=8, ignore_eos=True)
+    greedy = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=8)
+    fast, plain = start(max_running_requests=33), start(max_running_requests=33, **PLAIN)
+    for count in (1, 2, 3, 5, 8, 9, 16, 17, 33):
+        many = prompts(*range(5, 5 + count), seed=count)
+        params = [sampled if index % 3 == 2 else greedy for index in range(count)]
+        found, expected = fast.generate(many, params), plain.generate(many, params)
+        judge_completions(checkpoint, found[::3])
+        if checkpoint.dtype == "float32":
+            assert [one.token_ids for one in found] == [one.token_ids for one in expected], count
 
 
 def test_a_seed_gives_the_same_text(checkpoint: Checkpoint, start: StartLLM) -> None:
