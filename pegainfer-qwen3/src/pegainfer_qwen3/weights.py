@@ -30,7 +30,7 @@ def _block_rules(config: Qwen3Config, layer: int) -> Iterator[WeightRule]:
     hidden, inter, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     query, key_value = config.num_heads * head_dim, config.num_kv_heads * head_dim
     ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
-    yield _rule(f"{ours}.attention_norm.weight", (f"{theirs}.input_layernorm.weight", (hidden,)))
+    yield _rule(f"{ours}.attention.norm.weight", (f"{theirs}.input_layernorm.weight", (hidden,)))
     yield _rule(
         f"{ours}.attention.qkv_proj.weight",
         (f"{theirs}.self_attn.q_proj.weight", (query, hidden)),
@@ -40,7 +40,7 @@ def _block_rules(config: Qwen3Config, layer: int) -> Iterator[WeightRule]:
     yield _rule(f"{ours}.attention.q_norm.weight", (f"{theirs}.self_attn.q_norm.weight", (head_dim,)))
     yield _rule(f"{ours}.attention.k_norm.weight", (f"{theirs}.self_attn.k_norm.weight", (head_dim,)))
     yield _rule(f"{ours}.attention.o_proj.weight", (f"{theirs}.self_attn.o_proj.weight", (hidden, query)))
-    yield _rule(f"{ours}.mlp_norm.weight", (f"{theirs}.post_attention_layernorm.weight", (hidden,)))
+    yield _rule(f"{ours}.mlp.norm.weight", (f"{theirs}.post_attention_layernorm.weight", (hidden,)))
     yield _rule(
         f"{ours}.mlp.gate_up_proj.weight",
         (f"{theirs}.mlp.gate_proj.weight", (inter, hidden)),

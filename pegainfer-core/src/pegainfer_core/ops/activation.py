@@ -9,8 +9,14 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from pegainfer_core.ops.dispatch import use_triton
+
 
 def silu_mul(gate_up_2F: Tensor) -> Tensor:
     """silu(gate) * up of a tensor whose last dimension is [gate, up], each of size F."""
+    if gate_up_2F.dim() == 2 and use_triton(gate_up_2F):
+        from pegainfer_core.ops import token_triton
+
+        return token_triton.silu_mul(gate_up_2F)
     gate_F, up_F = gate_up_2F.chunk(2, dim=-1)
     return F.silu(gate_F) * up_F

@@ -70,8 +70,16 @@ class Attention:
 
     def run(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float | None = None) -> Tensor:
         """Store the new keys and values of `layer`, then attend causally. `scale` defaults to D ** -0.5."""
+        self.store(layer, k_TKD, v_TKD)
+        return self.attend(layer, q_THD, scale)
+
+    def store(self, layer: int, k_TKD: Tensor, v_TKD: Tensor) -> None:
+        """The first half of `run`."""
+        self.backend.write(k_TKD, v_TKD, *self.caches[layer], self.metadata.write_index_T)
+
+    def attend(self, layer: int, q_THD: Tensor, scale: float | None = None) -> Tensor:
+        """The second half of `run`: keys and values of the step are in the pages already."""
         k_cache, v_cache = self.caches[layer]
-        self.backend.write(k_TKD, v_TKD, k_cache, v_cache, self.metadata.write_index_T)
         return self.backend.run(
             q_THD, k_cache, v_cache, self.metadata, q_THD.shape[-1] ** -0.5 if scale is None else scale
         )

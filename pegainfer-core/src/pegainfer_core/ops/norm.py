@@ -10,9 +10,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from pegainfer_core.ops.dispatch import use_triton
+
 
 def rms_norm(x: Tensor, weight_E: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) over the last dimension in float32, cast to x's type, times the weight."""
+    if x.dim() == 2 and use_triton(x):
+        from pegainfer_core.ops import token_triton
+
+        return token_triton.rms_norm(x, weight_E, eps)
     x_float = x.float()
     variance = x_float.square().mean(-1, keepdim=True)
     return weight_E * (x_float * torch.rsqrt(variance + eps)).to(x.dtype)
@@ -23,6 +29,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight_E: Tensor, eps: float) -> t
 
     The sum is rounded to x's type before it is normalised, as if the two were separate operations.
     """
+    if x.dim() == 2 and use_triton(x) and residual.stride(-1) == 1:
+        from pegainfer_core.ops import token_triton
+
+        return token_triton.add_rms_norm(x, residual, weight_E, eps)
     residual = residual + x
     return rms_norm(residual, weight_E, eps), residual
 

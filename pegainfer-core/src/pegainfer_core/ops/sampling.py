@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pegainfer_core.ops.dispatch import use_triton
+
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _STRIDE = 0xD1342543DE82EF95
@@ -23,6 +25,10 @@ def greedy(logits_NV: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
 
     NaN wins every comparison, and a row of nothing but -inf has -inf for its maximum: both show in the second value.
     """
+    if use_triton(logits_NV):
+        from pegainfer_core.ops import token_triton
+
+        return token_triton.greedy(logits_NV, vocab_size)
     bounded_NV = logits_NV[:, :vocab_size]
     token_ids_N = torch.argmax(bounded_NV, dim=-1)
     best_N = bounded_NV.gather(1, token_ids_N[:, None])[:, 0]

@@ -1,0 +1,52 @@
+"""Whether an operation may take its fast path: the one place that looks at devices, types and what is installed.
+
+Every fast path gives what the plain one beside it gives, up to rounding, and can be turned off with `fast_ops(False)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+_fast_ops = ContextVar("fast_ops", default=True)
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@contextlib.contextmanager
+def fast_ops(enabled: bool) -> Iterator[None]:
+    """Within this context of this thread, operations take fast paths, or (False) the plain torch ones only."""
+    token = _fast_ops.set(enabled)
+    try:
+        yield
+    finally:
+        _fast_ops.reset(token)
+
+
+def use_triton(x: Tensor) -> bool:
+    """Whether our Triton kernels may work on `x`: a dense last dimension, on a GPU they are made for."""
+    return (
+        x.device.type == "cuda"
+        and _fast_ops.get()
+        and x.dtype in _DTYPES
+        and x.stride(-1) == 1
+        and x.numel() > 0
+        and _supported(x.device)
+    )
+
+
+@functools.cache
+def can_depend(device: torch.device) -> bool:
+    """Whether a kernel can start while the one before it is ending (programmatic dependent launch: Hopper and later)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@functools.cache
+def _supported(device: torch.device) -> bool:
+    return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)

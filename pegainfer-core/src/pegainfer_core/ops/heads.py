@@ -1,0 +1,46 @@
+"""From stacked projections to attention's inputs: normalise and rotate query and key heads, store keys and values.
+
+Owns the plain composition and the choice of the fused kernel. Knows no family.
+
+Shape suffixes: T tokens, N all heads (queries, then keys, then values), H query heads, K key/value heads, D head dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pegainfer_core.ops.attention import Attention
+from pegainfer_core.ops.dispatch import use_triton
+from pegainfer_core.ops.norm import RMSNorm
+from pegainfer_core.ops.rope import RotaryTable
+
+
+def rotate_and_store(
+    qkv_TND: Tensor,
+    norms: tuple[RMSNorm, RMSNorm] | None,
+    rotary: RotaryTable,
+    positions_T: Tensor,
+    attention: Attention,
+    layer: int,
+) -> Tensor:
+    """Queries [T, H, D], rotated; keys, rotated, and values go to their pages in `layer`.
+
+    `norms` are applied to each query and each key head before the rotation, if there are any.
+    """
+    kv_heads = attention.caches[layer][0].shape[2]
+    if use_triton(qkv_TND) and (norms is None or norms[0].eps == norms[1].eps):
+        from pegainfer_core.ops import token_triton
+
+        weights = None if norms is None else (norms[0].weight, norms[1].weight, norms[0].eps)
+        tables = (rotary.cos_CN, rotary.sin_CN)
+        write_index_T = attention.metadata.write_index_T
+        return token_triton.rotate_and_store(
+            qkv_TND, weights, tables, positions_T, attention.caches[layer], write_index_T
+        )
+    q_THD, k_TKD, v_TKD = torch.split(qkv_TND, [qkv_TND.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if norms is not None:
+        q_THD, k_TKD = norms[0](q_THD), norms[1](k_TKD)
+    q_THD, k_TKD = rotary.forward(q_THD, k_TKD, positions_T)
+    attention.store(layer, k_TKD, v_TKD)
+    return q_THD
