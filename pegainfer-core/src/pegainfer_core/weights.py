@@ -7,25 +7,18 @@ by `ModelPlan.skipped_tensors`.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from pegainfer_core.checkpoint import weight_files
 from pegainfer_core.errors import CheckpointError, PluginError
 from pegainfer_core.family import ModelPlan, WeightRule
-
-SUPPORTED_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""Types of checkpoint tensors, by their names in safetensors headers."""
+from pegainfer_core.stored_tensors import SUPPORTED_DTYPES, StoredTensor, equal_bytes, stored_tensors
+from pegainfer_core.weight_transfer import Move, transfer
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all), counted as the checkpoint stores them."""
@@ -48,68 +41,26 @@ def load_weights(
     rules = {rule.parameter: rule for rule in plan.weight_rules}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     _check_rules(plan, rules, parameters, dtype)
-    with contextlib.ExitStack() as stack:
-        stored = _open_tensors(checkpoint_path, stack)
-        _check_names(plan, stored, checkpoint_path)
-        for rule in plan.weight_rules:
-            _check_sources(plan, rule, stored)
-        # A tied parameter comes after the one it may share.
-        order = sorted(plan.weight_rules, key=lambda rule: rule.tied_to is not None)
-        progress = _Progress(on_progress, sum(t.num_bytes for rule in order for t in _sources(rule, stored)))
-        for rule in order:
-            sources = _sources(rule, stored)
-            if rule.tied_to is not None and _shares(sources, _sources(rules[rule.tied_to], stored)):
-                value = model.get_parameter(rule.tied_to)
-                progress.add(sum(source.num_bytes for source in sources))
-            else:
-                value = _load(sources, parameters[rule.parameter], device, progress)
-            _set_parameter(model, rule.parameter, value)
+    stored = stored_tensors(checkpoint_path)
+    _check_names(plan, stored, checkpoint_path)
+    for rule in plan.weight_rules:
+        _check_sources(plan, rule, stored)
+    sources = {rule.parameter: _sources(rule, stored) for rule in plan.weight_rules}
+    progress = _Progress(on_progress, sum(tensor.num_bytes for parts in sources.values() for tensor in parts))
+    moves: list[Move] = []
+    # A tied parameter comes after the one it may share.
+    for rule in sorted(plan.weight_rules, key=lambda rule: rule.tied_to is not None):
+        name, parts = rule.parameter, sources[rule.parameter]
+        if rule.tied_to is not None and _shares(parts, sources[rule.tied_to]):
+            value = model.get_parameter(rule.tied_to)
+            progress.add(sum(tensor.num_bytes for tensor in parts))
+        else:
+            like = parameters[name]
+            value = nn.Parameter(torch.empty(like.shape, dtype=like.dtype, device=device), requires_grad=False)
+            moves.extend(_stack(parts, value.data))
+        _set_parameter(model, name, value)
+    transfer(moves, device, progress.add)
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-
-
-# files
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
-    """One tensor of an open safetensors file, as its header describes it."""
-
-    name: str
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
-    """As safetensors spells it."""
-    handle: Any
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes in the file; only for supported types."""
-        return math.prod(self.shape) * SUPPORTED_DTYPES[self.dtype].itemsize
-
-    def read(self) -> Tensor:
-        """The values on the CPU, backed by the mapped file."""
-        try:
-            tensor: Tensor = self.handle.get_tensor(self.name)
-        except (SafetensorError, OSError, RuntimeError) as error:
-            raise CheckpointError(f"{self.file}: tensor {self.name} cannot be read: {error}") from error
-        return tensor
-
-
-def _open_tensors(path: Path, stack: contextlib.ExitStack) -> dict[str, StoredTensor]:
-    """Every tensor of the checkpoint by name; the files stay open (mapped) as long as `stack`."""
-    stored: dict[str, StoredTensor] = {}
-    for file in sorted(set(weight_files(path).values())):
-        try:
-            handle = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
-            for name in handle.keys():  # noqa: SIM118 - a safetensors handle is not iterable
-                if name in stored:
-                    raise CheckpointError(f"tensor {name} is in two files: {stored[name].file} and {file}")
-                view = handle.get_slice(name)
-                shape, dtype = tuple(view.get_shape()), str(view.get_dtype())
-                stored[name] = StoredTensor(name=name, file=file, shape=shape, dtype=dtype, handle=handle)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file} is no complete safetensors file: {error}") from error
-    return stored
 
 
 def _sources(rule: WeightRule, stored: Mapping[str, StoredTensor]) -> list[StoredTensor]:
@@ -211,36 +162,30 @@ class _Progress:
 
     def add(self, num_bytes: int) -> None:
         """Count and tell."""
+        if not num_bytes:
+            return
         self._done += num_bytes
         if self._callback is not None:
             self._callback(self._done, self._total)
 
 
-def _load(sources: Sequence[StoredTensor], like: Tensor, device: torch.device, progress: _Progress) -> nn.Parameter:
-    """A new parameter of `like`'s shape and type with the sources stacked in it."""
-    value = torch.empty(like.shape, dtype=like.dtype, device=device)
+def _stack(sources: Sequence[StoredTensor], value: Tensor) -> list[Move]:
+    """One below the other, in `value`."""
+    moves: list[Move] = []
     start = 0
     for source in sources:
         end = start + source.shape[0]
-        value[start:end].copy_(source.read())
+        moves.append(Move(source, value[start:end]))
         start = end
-        progress.add(source.num_bytes)
     assert start == value.shape[0], "the checks above let through only complete stacks"
-    return nn.Parameter(value, requires_grad=False)
+    return moves
 
 
 def _shares(sources: Sequence[StoredTensor], others: Sequence[StoredTensor]) -> bool:
     """Whether a tied parameter is left out of the checkpoint, or in it bit for bit as the other parameter is."""
     if not sources:
         return True
-    if [(source.dtype, source.shape) for source in sources] != [(other.dtype, other.shape) for other in others]:
-        return False
-    pairs = zip(sources, others, strict=True)
-    return all(torch.equal(_bits(source.read()), _bits(other.read())) for source, other in pairs)
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.int32 if tensor.element_size() == 4 else torch.int16)
+    return len(sources) == len(others) and all(map(equal_bytes, sources, others))
 
 
 def _set_parameter(model: nn.Module, name: str, value: nn.Parameter) -> None:
