@@ -5,8 +5,8 @@ Owns the layout of result files (docs/benchmarks.md describes it). Every run wri
 
 from __future__ import annotations
 
-import collections
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,7 +46,6 @@ def load_figures(engine: str, point: Point, result: LoadResult, *, keep_itl: boo
     good = [record for record in result.records if record.error is None]
     seconds = max((record.ended for record in result.records), default=result.started) - result.started
     tokens = sum(record.output_tokens for record in good)
-    errors = collections.Counter(record.error for record in result.records if record.error is not None)
     tpots = [record.tpot for record in good]
     figures: dict[str, Any] = {
         "engine": engine,
@@ -55,7 +54,7 @@ def load_figures(engine: str, point: Point, result: LoadResult, *, keep_itl: boo
         "shape": f"{point.input_tokens}/{point.output_tokens}",
         "completed": len(good),
         "failed": len(result.records) - len(good),
-        "errors": dict(errors),
+        "errors": error_counts(result.records),
         "seconds": round(seconds, 4),
         "output_tokens_s": _rate(tokens, seconds),
         "total_tokens_s": _rate(tokens + sum(record.prompt_tokens for record in good), seconds),
@@ -74,6 +73,15 @@ def load_figures(engine: str, point: Point, result: LoadResult, *, keep_itl: boo
         "requests": request_columns(good, result.started, keep_itl=keep_itl),
     }
     return figures
+
+
+def error_counts(records: Sequence[RequestRecord]) -> dict[str, int]:
+    """How often each kind of error came; errors that differ in numbers only are one kind, shown by its first."""
+    kinds: dict[str, list[str]] = {}
+    for record in records:
+        if record.error is not None:
+            kinds.setdefault(re.sub(r"\d+", "#", record.error), []).append(record.error)
+    return {found[0]: len(found) for found in kinds.values()}
 
 
 def request_columns(records: Sequence[RequestRecord], started: float, *, keep_itl: bool) -> dict[str, list[Any]]:

@@ -153,10 +153,10 @@ def evict(paths: Sequence[Path]) -> int:
     if not hasattr(os, "posix_fadvise"):
         raise PegainferError("a cold page cache needs posix_fadvise, which this system lacks")
     total = 0
+    os.sync()  # pages that are not on disk yet cannot be dropped
     for file in files_below(paths):
         handle = os.open(file, os.O_RDONLY)
         try:
-            os.fsync(handle)  # pages that are not on disk yet cannot be dropped
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
             total += os.fstat(handle).st_size
         finally:

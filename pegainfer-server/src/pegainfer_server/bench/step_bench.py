@@ -27,6 +27,8 @@ from pegainfer_server.bench.workload import Point, prompts
 
 SETTLE_STEPS = 8
 """Decode steps that are not counted: kernels compile, graphs are captured."""
+PREPARE_SECONDS = 30.0
+"""Most that the engine gets to prepare itself, as it would while idle."""
 NO_WAIT = 20e-6
 """Seconds; a step whose result was there sooner than this after the host asked left the GPU without work."""
 
@@ -102,7 +104,8 @@ def run_steps(
     from pegainfer_core.startup import start_engine
 
     engine, info = start_engine(config, lambda progress: None)
-    while engine.runner.prepare_more():
+    until = time.monotonic() + PREPARE_SECONDS
+    while time.monotonic() < until and engine.runner.prepare_more():
         pass
     results = []
     for count in rows:
