@@ -42,8 +42,10 @@ def _load_weight(ptrs, inside, EVEN: tl.constexpr):
 def _add_product(total, x_TK, weight_NK, WEIGHT_FIRST: tl.constexpr, PRECISION: tl.constexpr):
     """total [N, T] + weight @ x^T, or total [T, N] + x @ weight^T."""
     if WEIGHT_FIRST:
-        return tl.dot(weight_NK, tl.trans(x_TK), total, input_precision=PRECISION)
-    return tl.dot(x_TK, tl.trans(weight_NK), total, input_precision=PRECISION)
+        total = tl.dot(weight_NK, tl.trans(x_TK), total, input_precision=PRECISION)
+    else:
+        total = tl.dot(x_TK, tl.trans(weight_NK), total, input_precision=PRECISION)
+    return total
 
 
 @triton.jit
