@@ -140,6 +140,7 @@ def heads_kernel(
         first_HN, second_HN = _normed(
             *(first_HN, second_HN, query_H, query_weight_ptr, key_weight_ptr, offset_N, HALF, eps)
         )
+    place = tl.load(write_index_ptr + token) * stride_slot
     angle_N = tl.load(position_ptr + token) * HALF + offset_N
     cos_1N = tl.load(cos_ptr + angle_N, mask=inside_N, other=0.0).to(DTYPE).to(tl.float32)[None, :]
     sin_1N = tl.load(sin_ptr + angle_N, mask=inside_N, other=0.0).to(DTYPE).to(tl.float32)[None, :]
@@ -152,7 +153,6 @@ def heads_kernel(
     mask_HN = inside_HN & query_H[:, None]
     tl.store(query_ptr + query_HN, first_HN, mask=mask_HN)
     tl.store(query_ptr + query_HN + HALF, second_HN, mask=mask_HN)
-    place = tl.load(write_index_ptr + token) * stride_slot
     key_HN = place + (head_H - HEADS)[:, None] * stride_kv_head + offset_N[None, :]
     mask_HN = inside_HN & rotated_H1 & (head_H >= HEADS)[:, None]
     tl.store(k_cache_ptr + key_HN, first_HN, mask=mask_HN)

@@ -1,4 +1,4 @@
-"""Compile the attention kernels for GPUs that are not there: `python -m pegainfer_core.testing.kernel_compile`.
+"""Compile our Triton kernels for GPUs that are not there: `python -m pegainfer_core.testing.kernel_compile`.
 
 Owns a stand-in for Triton's driver that names a target, and a recorder that turns launches into compilations, so the real
 backend decides what is compiled. A process of its own, without TRITON_INTERPRET. Prints one JSON line for each kernel.
@@ -10,14 +10,14 @@ import functools
 import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from pegainfer_core.ops import attention_triton
+from pegainfer_core.ops import attention_triton, linear_triton, token_triton
 from pegainfer_core.testing.paged_attention import paged_batch
 
 CAPABILITIES = (80, 90)
@@ -28,6 +28,13 @@ SHAPES = [
     (torch.float16, 80, [(1, 40), (12, 40)]),
     (torch.float32, 128, [(1, 40), (200, 300)]),
 ]
+"""Of attention."""
+
+KERNELS = {
+    attention_triton: ("attend_kernel", "merge_kernel", "write_kernel"),
+    linear_triton: ("rows_kernel", "tiles_kernel"),
+    token_triton: ("norm_kernel", "silu_mul_kernel", "heads_kernel", "arg_max_parts_kernel", "arg_max_kernel"),
+}
 
 
 class _OfflineDriver:
@@ -59,15 +66,47 @@ class _CompileOnly:
 
 
 def main() -> None:
-    """Compile every launch of SHAPES for every capability."""
-    kernels = {name: getattr(attention_triton, name) for name in ("attend_kernel", "merge_kernel", "write_kernel")}
-    for capability, (dtype, head_dim, rows) in itertools.product(CAPABILITIES, SHAPES):
-        facts = {"capability": capability, "dtype": str(dtype), "head_dim": head_dim}
+    """Compile every launch for every capability."""
+    kernels = {(module, name): getattr(module, name) for module, names in KERNELS.items() for name in names}
+    for capability in CAPABILITIES:
         driver.set_active(_OfflineDriver(capability))
-        for name, kernel in kernels.items():
-            setattr(attention_triton, name, _CompileOnly(kernel, functools.partial(_report, facts)))
+        for module in (linear_triton, token_triton):
+            setattr(module, "can_depend", lambda _device, capability=capability: capability >= 90)  # noqa: B010
+        for facts, launch in itertools.chain(_attention_launches(), _operation_launches()):
+            report = functools.partial(_report, {"capability": capability} | facts)
+            for (module, name), kernel in kernels.items():
+                setattr(module, name, _CompileOnly(kernel, report))
+            launch()
+
+
+def _attention_launches() -> Iterator[tuple[dict[str, Any], Callable[[], object]]]:
+    for dtype, head_dim, rows in SHAPES:
         batch = paged_batch(rows, heads=(8, 2), head_dim=head_dim, page_size=16, dtype=dtype)
-        batch.run(attention_triton.TritonAttention(torch.device("cpu")))
+        backend = attention_triton.TritonAttention(torch.device("cpu"))
+        yield {"dtype": str(dtype), "head_dim": head_dim}, functools.partial(batch.run, backend)
+
+
+def _operation_launches() -> Iterator[tuple[dict[str, Any], Callable[[], object]]]:
+    """Every kind of product, for one token and for several, and the operations on single tokens, at real widths."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        facts = {"dtype": str(dtype)}
+        for tokens in (1, 16):
+            x, weight = torch.empty(tokens, 2560, dtype=dtype), torch.empty(5120, 2560, dtype=dtype)
+            plain = functools.partial(linear_triton.linear, x, weight)
+            yield facts, plain
+            yield facts, functools.partial(plain, norm_I=x[0], eps=1e-6)
+            yield facts, functools.partial(plain, norm_I=x[0], eps=1e-6, gated=True)
+            yield facts, functools.partial(plain, residual_TO=torch.empty(tokens, 5120, dtype=dtype))
+        yield facts, functools.partial(token_triton.rms_norm, x, x[0], 1e-6)
+        yield facts, functools.partial(token_triton.add_rms_norm, x, x, x[0], 1e-6)
+        yield facts, functools.partial(token_triton.silu_mul, x)
+        yield facts, functools.partial(token_triton.greedy, x, 2500)
+        batch = paged_batch([(1, 40)], heads=(8, 2), head_dim=128, page_size=16, dtype=dtype)
+        positions_T, table = torch.zeros(1, dtype=torch.int64), torch.empty(64, 64)
+        heads = functools.partial(token_triton.rotate_and_store, x[:1, :1536].view(1, 12, 128))
+        pages = (batch.caches, batch.metadata.write_index_T)
+        for norms in (None, (x[0], x[0], 1e-6)):
+            yield facts, functools.partial(heads, norms, (table, table), positions_T, *pages)
 
 
 def _report(facts: dict[str, Any], compiled: Any) -> None:
