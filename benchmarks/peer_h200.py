@@ -131,7 +131,7 @@ def start_again(
 
 def phases(log: str) -> str | None:
     """The line in which our server says how long each part of its start took."""
-    match = re.search(r"ready in .*", log)
+    match = re.search(r"^.*\bready [\d.]+ s$", log, re.MULTILINE)
     return match[0] if match else None
 
 

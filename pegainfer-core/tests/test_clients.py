@@ -68,7 +68,7 @@ def endless(request_id: str) -> AddRequest:
 
 async def test_it_loads_serves_many_and_goes_idle(client: EngineClient) -> None:
     info = await client.wait_ready()
-    assert client.state == "ready" and client.progress is not None and client.progress.phase == "weights"
+    assert client.state == "ready" and client.progress is not None
     assert info.num_pages == client.stats.num_pages or client.stats.num_pages == 0
     params = SamplingParams(max_tokens=6, ignore_eos=True, seed=1)
     runs = await asyncio.gather(*(collect(client, AddRequest(str(i), PROMPT, params)) for i in range(9)))

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 
 import msgspec
 import zmq
@@ -18,7 +19,11 @@ import zmq
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.engine_loop import run_engine
 from pegainfer_core.messages import FromEngine, ToEngine
+from pegainfer_core.preload import import_torch
 from pegainfer_core.startup import start_engine
+
+BEGUN = time.perf_counter() - time.process_time()
+"""When this process began, as near as its own time of computing tells."""
 
 
 class SocketChannel:
@@ -55,8 +60,11 @@ def main(address: str, log_level: int) -> int:
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
     socket.connect(address)
+    import_torch()  # the parent still looks for the model
+    asked = time.perf_counter()
     config = msgspec.msgpack.decode(socket.recv(), type=EngineConfig)
-    ended_well = run_engine(functools.partial(start_engine, config), SocketChannel(socket))
+    begun = BEGUN + time.perf_counter() - asked  # a download is no part of the start
+    ended_well = run_engine(functools.partial(start_engine, config, begun=begun), SocketChannel(socket))
     socket.close(linger=1000)
     context.term()
     return 0 if ended_well else 1

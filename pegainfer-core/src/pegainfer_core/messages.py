@@ -116,7 +116,7 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag=True):
-    """Where the start stands: a phase ("weights", "warm-up") and how much of it is done."""
+    """Where the start stands: a phase ("weights", "kernels", "graphs") and how much of it is done; a total of 0 is unknown."""
 
     phase: str
     done: int

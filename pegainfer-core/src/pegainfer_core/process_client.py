@@ -50,6 +50,13 @@ class ProcessClient(EngineClient):
 
     async def start(self) -> None:
         """See EngineClient."""
+        await self.spawn()
+        self._send_bytes(_ENCODER.encode(self.config))
+
+    async def spawn(self) -> None:
+        """The first part of `start`, for when the config is not final yet: a process that imports what it will need."""
+        if self._process is not None:
+            return
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.SNDHWM, 0)
@@ -58,7 +65,6 @@ class ProcessClient(EngineClient):
         level = logging.getLogger().getEffectiveLevel()  # the engine logs what this process would
         command = [sys.executable, "-m", "pegainfer_core.engine_process", self._bind(), str(level)]
         self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
-        self._send_bytes(_ENCODER.encode(self.config))
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
 
     def send(self, message: ToEngine) -> None:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.engine import Engine
 from pegainfer_core.errors import ConfigError
+from pegainfer_core.kernel_cache import use_triton_folder
 from pegainfer_core.kv.cache import KVCache
 from pegainfer_core.messages import EngineInfo, LoadProgress
 from pegainfer_core.plugins import Plugins, load_plugins
+from pegainfer_core.preload import read_ahead, wake_device
 from pegainfer_core.resolve import ResolvedModel, resolve_model
 from pegainfer_core.scheduler import SchedulerLimits
 
@@ -27,11 +29,19 @@ if TYPE_CHECKING:
 OnProgress = Callable[[LoadProgress], None]
 
 
-def start_engine(config: EngineConfig, on_progress: OnProgress) -> tuple[Engine, EngineInfo]:
-    """Load everything and return an engine that can take requests. Raises ConfigError and its kinds."""
-    clock = _Timeline()
+def start_engine(
+    config: EngineConfig, on_progress: OnProgress, *, begun: float | None = None
+) -> tuple[Engine, EngineInfo]:
+    """Load everything and return an engine that can take requests. Raises ConfigError and its kinds.
+
+    `begun` (perf_counter) is when the start began, if that was earlier.
+    """
+    clock = _Timeline(begun)
+    use_triton_folder()
+    waking = wake_device(config.device)
     plugins = load_plugins()
     resolved = resolve_model(config, plugins)
+    read_ahead(resolved.checkpoint.path)
     import torch
 
     from pegainfer_core.memory import num_pages
@@ -45,10 +55,12 @@ def start_engine(config: EngineConfig, on_progress: OnProgress) -> tuple[Engine,
     context = BuildContext(device=placement.device, dtype=placement.dtype, max_model_len=max_model_len)
     try:
         model, weight_bytes = _load_model(resolved, context, on_progress)
+        waking.join()
         clock.mark("weights")
+        on_progress(LoadProgress("kernels", 0, 0))
         backend = make_attention_backend(placement.attention_backend, placement.device)
         pages = num_pages(resolved, placement, model, backend, max_model_len)
-        clock.mark("warm-up")
+        clock.mark("kernels")
         return _assemble(
             resolved, plugins, placement, model, backend, pages, max_model_len, weight_bytes, clock, on_progress
         )
@@ -62,8 +74,8 @@ def start_engine(config: EngineConfig, on_progress: OnProgress) -> tuple[Engine,
 class _Timeline:
     """(phase, seconds) of the start."""
 
-    def __init__(self) -> None:
-        self._last = time.perf_counter()
+    def __init__(self, begun: float | None) -> None:
+        self._last = time.perf_counter() if begun is None else begun
         self.phases: list[tuple[str, float]] = []
 
     def mark(self, phase: str) -> None:

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from pegainfer_core.client import EngineClient
 
 from pegainfer_server import chat, completions, system, tokenization
-from pegainfer_server.http_errors import add_error_handlers
+from pegainfer_server.error_handlers import add_error_handlers
 from pegainfer_server.metrics import ServerMetrics
 from pegainfer_server.middleware import Gate
 from pegainfer_server.state import ServerState

@@ -1,7 +1,7 @@
 """Errors as the OpenAI API words them: one object, one shape, the right status.
 
-Owns `ApiError`, the mapping from core's exceptions to statuses, and the handlers that keep FastAPI's own `detail` shape away from
-clients. Knows nothing of routes.
+Owns `ApiError` and the mapping from core's exceptions to statuses. Knows nothing of routes. Imports no FastAPI, which takes long and
+is not needed before the engine starts.
 """
 
 from __future__ import annotations
@@ -11,20 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from pegainfer_core.errors import EngineDeadError, RequestError
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 log = logging.getLogger(__name__)
 
-STATUS_CLIENT_GONE = 499  # nobody reads it; it marks the request in access logs
-
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 _REJECTIONS = {"queue_full": 429}  # every other RejectionCode is the client's own fault: 400
-_MESSAGES = {404: "there is no such route", 405: "this route does not take this method"}
 
 
 class ApiError(Exception):
@@ -80,33 +73,3 @@ def rejected(message: str, code: str, param: str | None = None) -> ApiError:
     """A refusal by the engine or by the validation of sampling parameters, by its `RejectionCode`."""
     status = _REJECTIONS.get(code, 400)
     return ApiError(status, message, code=code, param=param, headers={"Retry-After": "1"} if status == 429 else None)
-
-
-async def _on_api_error(_: Request, error: Exception) -> Response:
-    return as_api_error(error).response()
-
-
-async def _on_http_exception(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException), error
-    message = _MESSAGES.get(error.status_code, str(error.detail))
-    return ApiError(error.status_code, message, headers=error.headers).response()
-
-
-async def _on_validation_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError), error
-    first = error.errors()[0]
-    param = ".".join(str(part) for part in first["loc"][1:])
-    return bad_request(f"{param}: {first['msg']}", param).response()
-
-
-async def _on_disconnect(_: Request, __: Exception) -> Response:
-    return Response(status_code=STATUS_CLIENT_GONE)
-
-
-def add_error_handlers(app: FastAPI) -> None:
-    """Make every error of `app` an OpenAI error object."""
-    for kind in (ApiError, RequestError, EngineDeadError):
-        app.add_exception_handler(kind, _on_api_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(ClientDisconnect, _on_disconnect)

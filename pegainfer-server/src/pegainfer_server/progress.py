@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 from collections.abc import Sequence
 
 from pegainfer_core.client import EngineClient
@@ -16,6 +17,9 @@ from pegainfer_core.messages import EngineInfo, LoadProgress
 log = logging.getLogger(__name__)
 
 INTERVAL = 0.1  # seconds between two looks at the client
+LOG_INTERVAL = 5.0
+"""Seconds of a phase between two lines where there is no terminal."""
+SHOWN_SECONDS = 0.05
 
 
 async def show_progress(client: EngineClient) -> None:
@@ -27,12 +31,23 @@ async def show_progress(client: EngineClient) -> None:
 
 
 async def _log_phases(client: EngineClient) -> None:
-    phase = ""
+    """A line when a phase begins, and one whenever it went on for another while."""
+    phase, begun, told = "", 0.0, 0.0
     while client.state == "loading":
-        if client.progress is not None and client.progress.phase != phase:
-            phase = client.progress.phase
+        now = time.monotonic()
+        report = client.progress
+        if report is not None and report.phase != phase:
+            phase, begun, told = report.phase, now, now
             log.info("loading: %s", phase)
+        elif report is not None and now - told >= LOG_INTERVAL:
+            told = now
+            log.info("loading: %s, %s after %.0f s", phase, how_far(report), now - begun)
         await asyncio.sleep(INTERVAL)
+
+
+def how_far(report: LoadProgress) -> str:
+    """How much of a phase is done, in words."""
+    return f"{100 * report.done // report.total} %" if report.total else "still going on"
 
 
 async def _draw(client: EngineClient) -> None:
@@ -63,6 +78,6 @@ def describe(info: EngineInfo) -> str:
 
 
 def timeline(seconds: float, phases: Sequence[tuple[str, float]]) -> str:
-    """The start in one line: "ready in 3.1 s (import 1.2, weights 0.9)"."""
-    parts = ", ".join(f"{phase} {length:.1f}" for phase, length in phases)
-    return f"ready in {seconds:.1f} s" + (f" ({parts})" if parts else "")
+    """The start in one line: "import 2.1 s, weights 0.9 s, ready 3.4 s". Phases too short to show are left out."""
+    shown = [(phase, length) for phase, length in phases if length >= SHOWN_SECONDS]
+    return ", ".join(f"{phase} {length:.1f} s" for phase, length in [*shown, ("ready", seconds)])

@@ -83,13 +83,14 @@ def run_server(config: EngineConfig, options: ServerOptions) -> int:
 
 async def load_model(config: EngineConfig, plugins: Plugins, client: ProcessClient, state: ServerState) -> None:
     """Resolve the checkpoint, then start the engine and load the text tools beside it."""
-    from pegainfer_server.sampling import defaults_from_generation_config
-
+    await client.spawn()
     resolved = await in_daemon_thread(lambda: resolve_model(config, plugins))
-    state.default_sampling = defaults_from_generation_config(resolved.checkpoint.generation_config)
-    log.info("engine config %s", msgspec.json.encode(resolved.config).decode())
     client.config = resolved.config  # the engine finds the very files that were found here
     await client.start()
+    from pegainfer_server.sampling import defaults_from_generation_config  # takes a while, beside the engine
+
+    state.default_sampling = defaults_from_generation_config(resolved.checkpoint.generation_config)
+    log.info("engine config %s", msgspec.json.encode(resolved.config).decode())
     text = asyncio.create_task(in_daemon_thread(lambda: load_text_tools(resolved)))
     ready = asyncio.create_task(client.wait_ready())
     await _first_failure(text, ready)
