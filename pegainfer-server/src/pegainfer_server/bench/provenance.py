@@ -120,6 +120,8 @@ def plain(value: Any) -> Any:
     """A flag's value as JSON; a path, or a text that begins like one, by its last part."""
     if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, range):
+        return f"{value.start}:{value.stop}"
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(item) for item in value]
     if isinstance(value, Path) or (isinstance(value, str) and value.startswith(("/", "./", "../", "~"))):

@@ -62,6 +62,12 @@ class ServerProcess:
             self.stop()
         self._log.close()
 
+    @property
+    def pid(self) -> int:
+        """Of its first process."""
+        assert self._process is not None, "started"
+        return self._process.pid
+
     def wait_ready(self, timeout: float) -> dict[str, float]:
         """Seconds from the start to the first HTTP answer and to /health 200. Raises PegainferError with the end of its log."""
         assert self._process is not None, "started"

@@ -104,9 +104,7 @@ def run_steps(
     from pegainfer_core.startup import start_engine
 
     engine, info = start_engine(config, lambda progress: None)
-    until = time.monotonic() + PREPARE_SECONDS
-    while time.monotonic() < until and engine.runner.prepare_more():
-        pass
+    prepare_engine(engine)
     results = []
     for count in rows:
         point = Point(
@@ -119,6 +117,13 @@ def run_steps(
         )
         results.append(measure_steps(engine, prompts(point, token_ids), point.output_tokens, steps, traced_steps))
     return results, info
+
+
+def prepare_engine(engine: Engine) -> None:
+    """Let it prepare itself, as it would while it has nothing to do."""
+    until = time.monotonic() + PREPARE_SECONDS
+    while time.monotonic() < until and engine.runner.prepare_more():
+        pass
 
 
 def measure_steps(

@@ -22,7 +22,6 @@ from pegainfer_server.commands.bench_common import (
     flags_of,
     on_point,
     parse_shapes,
-    parse_token_ids,
     require_extra,
 )
 
@@ -68,7 +67,7 @@ def serve(
     rounds: Annotated[int, typer.Option(min=1, help="Closed loop: requests for each one in flight.")] = 4,
     least: Annotated[int, typer.Option(min=1, help="Closed loop: requests at least.")] = 8,
     seconds: Annotated[float, typer.Option(min=0.1, help="Open loop: seconds of arrivals.")] = 30.0,
-    token_ids: TokenIds = "1000:32000",
+    token_ids: TokenIds = "1000:32000",  # type: ignore[assignment]  # the parser reads it
     seed: Seed = None,
     workers: Workers = 1,
     warm: Warm = True,
@@ -114,7 +113,7 @@ def latency(
         str, typer.Option(metavar="IN/OUT,...", help="Prompt and output tokens.")
     ] = "128/256,1024/128,4096/128",
     requests: Annotated[int, typer.Option(min=1, help="Requests of each shape.")] = 8,
-    token_ids: TokenIds = "1000:32000",
+    token_ids: TokenIds = "1000:32000",  # type: ignore[assignment]  # the parser reads it
     seed: Seed = None,
     warm: Warm = True,
     keep_itl: KeepItl = False,
@@ -141,7 +140,7 @@ def prefix(
     lengths: Annotated[str, typer.Option(metavar="N,N,...", help="Prompt tokens.")] = "1024,4096,16384",
     num_prompts: Annotated[int, typer.Option("--prompts", min=1, help="Prompts of each length.")] = 3,
     repeats: Annotated[int, typer.Option(min=1, help="Warm requests of each prompt, after a cold one.")] = 10,
-    token_ids: TokenIds = "1000:32000",
+    token_ids: TokenIds = "1000:32000",  # type: ignore[assignment]  # the parser reads it
     seed: Seed = None,
     api_key: ApiKey = None,
     out: Out = None,
@@ -157,7 +156,7 @@ def prefix(
     endpoints = _endpoints(url, model, endpoint, api_key)
     facts = {item.name: engine_facts.ask(item) for item in endpoints}
     sizes = _integers(lengths, "--lengths")
-    rows = run_prefix(endpoints, sizes, parse_token_ids(token_ids), num_prompts=num_prompts, warm=repeats, seed=seed)
+    rows = run_prefix(endpoints, sizes, token_ids, num_prompts=num_prompts, warm=repeats, seed=seed)
     show("first token, cold and warm", rows, PREFIX_COLUMNS)
     flags = flags_of(context, seed=seed)
     finish(document("prefix", provenance("bench prefix", flags), engines=facts, lengths=rows), out)
@@ -183,7 +182,7 @@ def _measure(
     context: typer.Context,
     endpoints: list[Endpoint],
     points: list[Any],
-    token_ids: str,
+    token_ids: range,
     seed: int,
     workers: int,
     warm: bool,
@@ -196,8 +195,7 @@ def _measure(
     from pegainfer_server.bench.serve_bench import run_points
 
     facts = {endpoint.name: engine_facts.ask(endpoint) for endpoint in endpoints}
-    ids = parse_token_ids(token_ids)
-    rows = run_points(endpoints, points, ids, workers=workers, warm=warm, keep_itl=keep_itl, on_point=on_point)
+    rows = run_points(endpoints, points, token_ids, workers=workers, warm=warm, keep_itl=keep_itl, on_point=on_point)
     show(f"{kind}: times in ms", rows, LOAD_COLUMNS)
     content = document(kind, provenance(f"bench {kind}", flags_of(context, seed=seed)), engines=facts, points=rows)
     finish(content, out, warnings(rows))

@@ -20,7 +20,21 @@ Seed = Annotated[
     int | None,
     typer.Option(min=0, max=2**31 - 1, help="Seed of prompts and arrivals. Default: a new one, told in the results."),
 ]
-TokenIds = Annotated[str, typer.Option(metavar="FIRST:END", help="Range of token ids that prompts are made of.")]
+
+
+def parse_token_ids(text: str) -> range:
+    """The ids in a text such as 1000:32000. Raises typer.BadParameter."""
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise typer.BadParameter(f"--token-ids takes FIRST:END with FIRST < END, got {text!r}")
+    return range(int(match[1]), int(match[2]))
+
+
+TokenIds = Annotated[
+    range,
+    typer.Option(parser=parse_token_ids, metavar="FIRST:END", help="Range of token ids that prompts are made of."),
+]
+"""Its default is a text, which the parser reads too."""
 
 
 def require_extra() -> None:
@@ -45,14 +59,6 @@ def parse_shapes(text: str) -> list[tuple[int, int]]:
             raise typer.BadParameter(f"--lengths takes IN/OUT,IN/OUT,..., got {text!r}")
         shapes.append((int(match[1]), int(match[2])))
     return shapes
-
-
-def parse_token_ids(text: str) -> range:
-    """The ids in a text such as 1000:32000. Raises typer.BadParameter."""
-    match = re.fullmatch(r"(\d+):(\d+)", text)
-    if match is None or int(match[1]) >= int(match[2]):
-        raise typer.BadParameter(f"--token-ids takes FIRST:END with FIRST < END, got {text!r}")
-    return range(int(match[1]), int(match[2]))
 
 
 def on_point(figures: Mapping[str, Any]) -> None:
