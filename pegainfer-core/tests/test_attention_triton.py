@@ -138,7 +138,7 @@ def test_grids_follow_from_bounds_so_a_captured_launch_serves_shorter_contexts()
     batch = paged_batch([(1, 70), (1, 3), (1, 200)], heads=(2, 1), head_dim=16, page_size=16)
     loose = dataclasses.replace(batch.metadata, max_context_len=4096, context_lens=[4096] * 3)
     rule = SplitRule(programs=64, shortest=16, longest=64)
-    assert rule.parts(3, 4096) > rule.parts(3, 200) > 1
+    assert rule.parts(3, 4096)[0] > rule.parts(3, 200)[0] > 1
     reference = batch.reference()
     out = dataclasses.replace(batch, metadata=loose).run(TritonAttention(CPU, rule))
     assert float((out - reference).norm() / reference.norm()) < 1e-6
@@ -153,13 +153,13 @@ def test_decode_rows_lead_the_batch() -> None:
 
 def test_split_rule() -> None:
     rule = SplitRule(programs=64, shortest=128, longest=4096, most=40)
-    assert rule.parts(1, 100) == 1, "shorter than one part"
-    assert rule.parts(8, 1024) == 8, "as many as fill the device"
-    assert rule.parts(8, 512) == 4, "not below the shortest part"
-    assert rule.parts(1000, 2000) == 1, "the device is full"
-    assert rule.parts(1000, 10_000) == 3, "a long row does not run alone"
-    assert rule.parts(1, 1_000_000) == 40
-    assert dataclasses.replace(rule, most=1).parts(1, 1_000_000) == 1
+    assert rule.parts(1, 100)[0] == 1, "shorter than one part"
+    assert rule.parts(8, 1024) == (8, 128), "as many as fill the device"
+    assert rule.parts(8, 512) == (4, 128), "not below the shortest part"
+    assert rule.parts(1000, 2000) == (1, 4096), "the device is full"
+    assert rule.parts(1000, 10_000) == (3, 4096), "a long row does not run alone"
+    assert rule.parts(1, 1_000_000) == (40, 128)
+    assert dataclasses.replace(rule, most=1).parts(1, 1_000_000)[0] == 1
 
 
 def test_the_name_triton_makes_this_backend() -> None:

@@ -81,6 +81,7 @@ def start(checkpoint: Checkpoint) -> Iterator[StartLLM]:
 
     def start_llm(**settings: Any) -> LLM:
         chosen: dict[str, Any] = {"device": DEVICE, "max_running_requests": 32, "max_model_len": 4096}
+        chosen |= {"kv_cache_memory": 1 << 30}  # several engines may live at once
         llm = LLM(str(checkpoint.path), **(chosen | settings))
         started.append(llm)
         return llm

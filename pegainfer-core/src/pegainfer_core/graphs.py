@@ -70,7 +70,8 @@ def cuda_recorder() -> Recorder:
 
     def record(work: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        # only this thread captures; others may use the device meanwhile
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             work()
         replay: Callable[[], None] = graph.replay
         return replay

@@ -39,21 +39,23 @@ class Tile:
 class SplitRule:
     """Into how many parts contexts are split: from bounds the host knows; a row divides its own length on the device.
 
-    Parts are added until `programs` programs are in flight. A part has at least `shortest` tokens, so short rows beside
-    a long one use fewer. None has more than `longest`, so one long row of a large batch does not run alone at the end.
+    Where few rows leave the device idle, parts are added until `programs` programs are in flight, each of at least
+    `shortest` tokens. Otherwise only rows longer than `longest` are split, so that one long row of a large batch does
+    not run alone at the end. Measured in benchmarks/results/2026-12-01-h200-spine.json (sweep).
     """
 
     programs: int
     shortest: int
     longest: int
-    most: int = 128
+    most: int = 32
     """Bound on the parts of one row; 1 turns splitting off."""
 
-    def parts(self, programs: int, max_context_len: int) -> int:
-        """Parts for a launch of `programs` (query blocks x kv heads) whose longest row has `max_context_len` keys."""
-        to_fill = self.programs // max(programs, 1)
-        to_balance = _cdiv(max_context_len, self.longest)
-        return max(1, min(max(to_fill, to_balance), _cdiv(max_context_len, self.shortest), self.most))
+    def parts(self, programs: int, max_context_len: int) -> tuple[int, int]:
+        """(parts, least tokens of one) for a launch of `programs` (query blocks x kv heads) and its longest row."""
+        to_fill = min(self.programs // max(programs, 1), _cdiv(max_context_len, self.shortest), self.most)
+        if to_fill > 1:
+            return to_fill, self.shortest
+        return max(1, min(_cdiv(max_context_len, self.longest), self.most)), self.longest
 
 
 class TritonAttention(AttentionBackend):
@@ -62,9 +64,9 @@ class TritonAttention(AttentionBackend):
     name = "triton"
 
     def __init__(self, device: torch.device, split_rule: SplitRule | None = None) -> None:
-        """`split_rule` defaults to one that fills the device four times over."""
+        """`split_rule` defaults to one that fills the device twice over."""
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-        self._split_rule = split_rule or SplitRule(programs=4 * processors, shortest=128, longest=4096)
+        self._split_rule = split_rule or SplitRule(programs=2 * processors, shortest=128, longest=8192)
 
     def plan(self, metadata: AttentionMetadata) -> None:
         """Nothing to prepare: grids follow from the metadata's host numbers, rows are looked up on the device."""
@@ -77,10 +79,10 @@ class TritonAttention(AttentionBackend):
             # exact products run on the general units: small tiles, or registers spill
             return Tile(queries=16, keys=16 if wide else 32, warps=8, stages=2)
         if rows <= 16:
-            return Tile(queries=16, keys=32 if wide else 64, warps=4, stages=2 if wide else 3)
+            return Tile(queries=16, keys=32 if wide else 128, warps=4, stages=2)
         if rows <= 64 or wide:
             return Tile(queries=64, keys=32 if wide else 64, warps=4, stages=2)
-        return Tile(queries=128, keys=64, warps=8, stages=2)
+        return Tile(queries=128, keys=32, warps=4, stages=3)
 
     def write(
         self, k_TKD: Tensor, v_TKD: Tensor, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, write_index_T: Tensor
@@ -137,7 +139,9 @@ class TritonAttention(AttentionBackend):
         num_rows = metadata.num_decode_rows if decode else len(metadata.query_lens) - first
         num_tokens = num_rows if decode else tokens - first
         blocks = num_rows if decode else num_tokens // (block_m // group) + num_rows
-        parts = self._split_rule.parts(blocks * kv_heads, metadata.max_context_len)
+        # `blocks` leaves room for partial blocks of every row; about this many have work
+        busy = num_rows if decode else num_tokens // (block_m // group) + 1
+        parts, shortest = self._split_rule.parts(busy * kv_heads, metadata.max_context_len)
         block_d = max(16, triton.next_power_of_2(head_dim))
         result, lse = out_THD, out_THD
         if parts > 1:
@@ -156,7 +160,7 @@ class TritonAttention(AttentionBackend):
             *k_cache_PSKD.stride()[:3],
             metadata.page_table_RP.stride(0),
             scale * LOG2_E,
-            *(first, num_rows, parts, self._split_rule.shortest),
+            *(first, num_rows, parts, shortest),
             KV_HEADS=kv_heads,
             GROUP=group,
             HEAD_DIM=head_dim,
