@@ -115,6 +115,8 @@ def test_a_small_pool_shortens_the_context_unless_it_was_asked_for(checkpoint: P
         ({"device": "meta"}, "--device meta"),
         ({"device": "cuda:99"}, "CUDA devices"),
         ({"attention_backend": "triton", "device": "cpu"}, "--attention-backend triton"),
+        ({"cuda_graphs": True}, "--cuda-graphs"),
+        ({"fused_ops": True}, "--fused-ops"),
         ({"max_model_len": 4097}, "4096 positions"),
         ({"max_model_len": 0}, "--max-model-len"),
         ({"page_size": 24}, "--page-size"),

@@ -33,6 +33,7 @@ OTHER_VALUES: dict[str, tuple[list[str], Any]] = {
     "prefix_cache": (["--no-prefix-cache"], False),
     "run_ahead": (["--no-run-ahead"], False),
     "cuda_graphs": (["--cuda-graphs"], True),
+    "fused_ops": (["--no-fused-ops"], False),
     "attention_backend": (["--attention-backend", "torch"], "torch"),
     "seed": (["--seed", "7"], 7),
     "ignore_config_keys": (["--ignore-config-keys", "a", "--ignore-config-keys", "b"], ("a", "b")),

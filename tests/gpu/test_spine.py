@@ -184,11 +184,11 @@ def test_a_long_prompt_scored_and_continued(checkpoint: Checkpoint, start: Start
     judge(checkpoint, found)
 
 
-PLAIN = {"run_ahead": False, "cuda_graphs": False}
+PLAIN = {"run_ahead": False, "cuda_graphs": False, "fused_ops": False}
 """Kernel by kernel, step after step: what the fast paths must equal."""
 
 
-@pytest.mark.parametrize("settings", [PLAIN, {"run_ahead": False}, {"cuda_graphs": False}])
+@pytest.mark.parametrize("settings", [PLAIN, {"run_ahead": False}, {"cuda_graphs": False}, {"fused_ops": False}])
 def test_fast_paths_can_be_removed_one_by_one(
     checkpoint: Checkpoint, start: StartLLM, settings: dict[str, bool]
 ) -> None:

@@ -46,8 +46,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Launch step N+1 before the tokens of step N are on the host; None: on a GPU. Same tokens either way."""
     cuda_graphs: bool | None = None
     """Replay captured steps instead of launching kernel by kernel; None: on a GPU. Same tokens either way."""
+    fused_ops: bool | None = None
+    """Fused Triton kernels in place of plain torch operations; None: on a GPU. Same results up to rounding."""
     attention_backend: Literal["auto", "torch", "triton"] = "auto"
     """auto: triton on CUDA, torch on CPU."""
+    profile_dir: str | None = None
+    """Directory for traces by torch's profiler: of steps 10 to 29, and of 20 more whenever the engine's process gets SIGUSR1."""
     seed: int = 0
     """Seed from which requests without a seed of their own draw one."""
     ignore_config_keys: tuple[str, ...] = ()

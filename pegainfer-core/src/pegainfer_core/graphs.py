@@ -185,7 +185,6 @@ class StepGraphs:
         few = [shape for shape in decode if shape.decode_rows <= FIRST_DECODE_ROWS]
         return few + mixed + decode[len(few) :]
 
-    @torch.inference_mode()
     def _capture(self, shape: StepShape) -> CapturedStep:
         inputs = StepInputs(shape, self._buffer)
         self._builder.fill_padding(shape, inputs)

@@ -87,6 +87,7 @@ def _largest_step(
         max_prefill_tokens=placement.max_prefill_tokens,
         page_size=page_size,
         device=placement.device,
+        fused_ops=placement.fused_ops,
     )
     lengths: list[int] = []
     left = placement.max_prefill_tokens

@@ -29,6 +29,7 @@ class Placement:
     max_running_requests: int
     run_ahead: bool
     cuda_graphs: bool
+    fused_ops: bool
 
 
 def place(config: EngineConfig, plan: ModelPlan) -> Placement:
@@ -53,8 +54,9 @@ def place(config: EngineConfig, plan: ModelPlan) -> Placement:
     if backend == "triton" and device.type != "cuda":
         raise ConfigError("--attention-backend triton needs a CUDA device; use torch")
     on_gpu = device.type == "cuda"
-    if config.cuda_graphs and not on_gpu:
-        raise ConfigError("--cuda-graphs needs a CUDA device")
+    for flag, wanted in (("--cuda-graphs", config.cuda_graphs), ("--fused-ops", config.fused_ops)):
+        if wanted and not on_gpu:
+            raise ConfigError(f"{flag} needs a CUDA device")
     return Placement(
         device=device,
         dtype=getattr(torch, dtype_name),
@@ -64,6 +66,7 @@ def place(config: EngineConfig, plan: ModelPlan) -> Placement:
         max_running_requests=config.max_running_requests or (256 if on_gpu else 32),
         run_ahead=on_gpu if config.run_ahead is None else config.run_ahead,
         cuda_graphs=on_gpu if config.cuda_graphs is None else config.cuda_graphs,
+        fused_ops=on_gpu if config.fused_ops is None else config.fused_ops,
     )
 
 

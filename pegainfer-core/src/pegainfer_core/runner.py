@@ -21,6 +21,7 @@ from pegainfer_core.engine import DeviceLostError
 from pegainfer_core.graphs import Recorder, StepGraphs
 from pegainfer_core.model import Model
 from pegainfer_core.ops.attention import AttentionBackend
+from pegainfer_core.ops.dispatch import fast_ops
 from pegainfer_core.plan import Row, RowResult, StepPlan, StepResult
 from pegainfer_core.sampler import Logprobs, Sampled, Sampler, SlotState
 
@@ -47,12 +48,14 @@ class Runner:
         page_size: int,
         device: torch.device,
         recorder: Recorder | None = None,
+        fused_ops: bool = True,
     ) -> None:
         self._model = model
         self._caches = caches
         self._backend = backend
         self._sampler = sampler
         self._device = device
+        self._fused_ops = fused_ops
         self._builder = BatchBuilder(num_slots, max_model_len, page_size, device)
         self._last_token_S = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
         self._states: dict[int, SlotState] = {}
@@ -71,22 +74,29 @@ class Runner:
     def prepare(self, on_progress: Callable[[int, int], None]) -> None:
         """Capture the graphs that the first requests need."""
         if self._graphs is not None:
-            self._graphs.capture_first(on_progress)
+            with self._computing():
+                self._graphs.capture_first(on_progress)
 
     def prepare_more(self) -> bool:
         """Use an idle moment to capture one more graph; False if there is nothing left to prepare."""
-        with _device_loss():
-            return self._graphs is not None and self._graphs.capture_next()
+        if self._graphs is None:
+            return False
+        with self._computing():
+            return self._graphs.capture_next()
 
-    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> RunningStep:
         """Queue the step behind those launched before."""
-        with _device_loss():
+        with self._computing():
             for join in plan.joins:
                 self._states[join.slot] = self._sampler.join(join)
                 self._prompts[join.slot] = join.prompt_ids
             shape = None if self._graphs is None else self._graphs.shape(plan)
             return self._run_eager(plan) if shape is None else self._replay(plan, shape)
+
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        with _device_loss(), torch.inference_mode(), fast_ops(self._fused_ops):
+            yield
 
     def _replay(self, plan: StepPlan, shape: StepShape) -> RunningStep:
         assert self._graphs is not None

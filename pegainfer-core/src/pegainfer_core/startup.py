@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pegainfer_core.config import EngineConfig
@@ -20,6 +21,7 @@ from pegainfer_core.plugins import Plugins, load_plugins
 from pegainfer_core.preload import read_ahead, wake_device
 from pegainfer_core.resolve import ResolvedModel, resolve_model
 from pegainfer_core.scheduler import SchedulerLimits
+from pegainfer_core.step_profiler import StepProfiler
 
 if TYPE_CHECKING:
     from pegainfer_core.model import BuildContext, Model
@@ -158,15 +160,19 @@ def _assemble(
         page_size=config.page_size,
         device=placement.device,
         recorder=cuda_recorder() if placement.cuda_graphs else None,
+        fused_ops=placement.fused_ops,
     )
     clock.mark("KV cache")
     runner.prepare(lambda done, total: on_progress(LoadProgress("graphs", done, total)))
     clock.mark("graphs")
+    observers = plugins.step_observers()
+    if config.profile_dir is not None:
+        observers = [*observers, StepProfiler(Path(config.profile_dir))]
     engine = Engine(
         resolved.family.scheduler(resolved.plan, limits, cache),
         runner,
         run_ahead=placement.run_ahead,
-        observers=plugins.step_observers(),
+        observers=observers,
     )
     info = EngineInfo(
         family=resolved.family.name,

@@ -92,7 +92,8 @@ class CudaCopy:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         torch.cuda.set_device(device)  # of this thread
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        with torch.cuda.device(device):  # a device without an index is the current one
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         # The destinations' memory may still be in use by what was queued before.
         self._stream.wait_stream(torch.cuda.default_stream(device))
         self._runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
