@@ -35,6 +35,7 @@ OTHER_VALUES: dict[str, tuple[list[str], Any]] = {
     "cuda_graphs": (["--cuda-graphs"], True),
     "fused_ops": (["--no-fused-ops"], False),
     "attention_backend": (["--attention-backend", "torch"], "torch"),
+    "profile_dir": (["--profile-dir", "traces"], "traces"),
     "seed": (["--seed", "7"], 7),
     "ignore_config_keys": (["--ignore-config-keys", "a", "--ignore-config-keys", "b"], ("a", "b")),
     "options": (["-o", "x=1", "-o", "y=a=b"], {"x": "1", "y": "a=b"}),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pegainfer_core.errors import ConfigError
+from pegainfer_core.messages import EngineStats, StepOutputs
 from pegainfer_server.histogram import Histogram
 from pegainfer_server.sampling import defaults_from_generation_config
 from prometheus_client.core import HistogramMetricFamily
@@ -113,6 +114,19 @@ async def test_nothing_is_reported_before_it_is_fed(serve: Serve) -> None:
     }
     served.engine.died("gone")
     assert await scrape(served) == {}
+
+
+async def test_acts_of_steps(serve: Serve) -> None:
+    served = await serve()
+    assert "pegainfer:engine_step_seconds_count|plan" not in await scrape(served)
+    for seconds in ((0.0001, 0.002, 0.0003), (0.0002, 0.004, 0.0001)):
+        served.engine.dispatch(StepOutputs([], EngineStats(), 5, seconds))
+    served.engine.dispatch(StepOutputs([], EngineStats(), 0))
+    samples = await scrape(served)
+    for act, total in (("plan", 0.0003), ("run", 0.006), ("commit", 0.0004)):
+        assert samples[f"pegainfer:engine_step_seconds_count|{act}"] == 2
+        assert samples[f"pegainfer:engine_step_seconds_sum|{act}"] == pytest.approx(total)
+    assert samples["pegainfer:engine_step_seconds_bucket|run|0.002"] == 1
 
 
 async def test_no_prefix_cache_no_counters_of_it(serve: Serve) -> None:

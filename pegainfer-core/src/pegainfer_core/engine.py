@@ -101,10 +101,10 @@ class Engine:
         finished = self._run(plan)
         ran = time.perf_counter()
         self._commit(finished)
-        committed = time.perf_counter()
+        acts = (planned - started, ran - planned, time.perf_counter() - ran)
         if plan is not None and self._observers:
-            self._observe(plan, planned - started, ran - planned, committed - ran)
-        return self._emit(plan)
+            self._observe(plan, *acts)
+        return self._emit(plan, acts if plan is not None or finished else None)
 
     def _run(self, plan: StepPlan | None) -> list[StepResult]:
         """Launch the plan and wait for the steps that are due: all of them, or with run-ahead all but the newest."""
@@ -127,9 +127,9 @@ class Engine:
         for result in finished:
             self._outputs.extend(self.scheduler.commit(result))
 
-    def _emit(self, plan: StepPlan | None) -> StepOutputs:
+    def _emit(self, plan: StepPlan | None, acts: tuple[float, float, float] | None) -> StepOutputs:
         outputs, self._outputs = self._outputs, []
-        return StepOutputs(outputs, self.scheduler.stats(), 0 if plan is None else plan.num_tokens)
+        return StepOutputs(outputs, self.scheduler.stats(), 0 if plan is None else plan.num_tokens, acts)
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         if isinstance(error, DeviceLostError):

@@ -113,6 +113,8 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     stats: EngineStats
     num_tokens: int
     """Tokens computed by the step."""
+    act_seconds: tuple[float, float, float] | None = None
+    """Host time of planning, of running (launching, and waiting for the step that is committed) and of committing; None if nothing ran."""
 
 
 class LoadProgress(msgspec.Struct, frozen=True, tag=True):

@@ -21,6 +21,7 @@ LATENCY_BUCKETS = (
 )  # fmt: skip
 TOKEN_COUNT_BUCKETS = tuple(float(step * 10**power) for power in range(5) for step in (1, 2, 5))
 STEP_TOKEN_BUCKETS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
+ACT_BUCKETS = (1e-05, 2e-05, 5e-05, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
 CHOICE_COUNT_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
 HTTP_BUCKETS = (0.1, 0.5, 1.0)
 

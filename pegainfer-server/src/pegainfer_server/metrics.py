@@ -21,6 +21,8 @@ from pegainfer_server.state import ServerState
 
 ENGINE_LABELS = ("model_name", "engine")
 ENGINE = "0"  # index of the engine replica
+ACTS = ("plan", "run", "commit")
+"""Of `StepOutputs.act_seconds`."""
 
 _HISTOGRAMS = {
     "time_to_first_token_seconds": (h.TTFT_BUCKETS, "From arrival of a request to its first token."),
@@ -99,6 +101,7 @@ class ServerMetrics(Collector):
         self._state = state
         self._histograms = {name: h.Histogram(buckets) for name, (buckets, _) in _HISTOGRAMS.items()}
         self.inter_token = self._histograms["inter_token_latency_seconds"]
+        self._acts = {act: h.Histogram(h.ACT_BUCKETS) for act in ACTS}
         self.finished: Counter[str] = Counter()
         self._http_count: Counter[tuple[str, str, str]] = Counter()
         self._http_seconds: dict[tuple[str, str], h.Histogram] = {}
@@ -117,6 +120,9 @@ class ServerMetrics(Collector):
         """Take note of one engine step."""
         if step.num_tokens:
             self.observe("iteration_tokens_total", step.num_tokens)
+        if step.act_seconds is not None:
+            for act, seconds in zip(ACTS, step.act_seconds, strict=True):
+                self._acts[act].observe(seconds)
 
     def recorder(self, arrival: float, request: AddRequest) -> Callable[[], RequestRecord]:
         """Begins the record of `request`, which arrived at `arrival` (perf_counter), when it is called."""
@@ -137,6 +143,15 @@ class ServerMetrics(Collector):
                 family = HistogramMetricFamily(f"vllm:{name}", text, labels=ENGINE_LABELS)
                 self._histograms[name].add_to(family, labels)
                 yield family
+        if self._acts["run"].count:
+            family = HistogramMetricFamily(
+                "pegainfer:engine_step_seconds",
+                "Host time of an engine step by act; run is launching it and waiting for results.",
+                labels=(*ENGINE_LABELS, "act"),
+            )
+            for act, histogram in self._acts.items():
+                histogram.add_to(family, (*labels, act))
+            yield family
         if self.finished:
             success = CounterMetricFamily(
                 "vllm:request_success", "Requests that ended, by reason.", labels=(*ENGINE_LABELS, "finished_reason")
