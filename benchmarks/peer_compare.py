@@ -158,10 +158,23 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
+def markdown(rows: list[Row]) -> str:
+    """The table of goals as a README has it."""
+    lines = ["| " + " | ".join(heading for heading, _ in COLUMNS) + " |", "|---|---|---:|---:|---:|---|---|"]
+    for row in rows:
+        cells = (
+            "-" if row[key] is None else f"{row[key]:g}" if isinstance(row[key], float) else str(row[key])
+            for _, key in COLUMNS
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `compare`."""
     parser.add_argument("ours", type=Path)
     parser.add_argument("peer", type=Path)
+    parser.add_argument("--markdown", action="store_true", help="end with the table as Markdown")
     parser.add_argument("--out", type=Path, help="JSON file to write: both results and their ratios")
 
 
@@ -188,4 +201,6 @@ def run(arguments: argparse.Namespace) -> int:
     )
     finish(content, arguments.out, notes)
     show("pegainfer and vLLM", rows, COLUMNS)
+    if arguments.markdown:
+        print(markdown(rows))
     return int(bool(notes))

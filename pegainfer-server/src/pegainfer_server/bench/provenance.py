@@ -49,6 +49,7 @@ def provenance(command: str, flags: Mapping[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": machine(),
         "gpus": gpus(),
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
     }
 
 
