@@ -37,7 +37,7 @@ from pegainfer_core.ops.activation import silu_mul
 from pegainfer_core.ops.attention import Attention
 from pegainfer_core.ops.attention_triton import TritonAttention
 from pegainfer_core.ops.dispatch import fast_ops
-from pegainfer_core.ops.linear_triton import LinearTile
+from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile
 from pegainfer_core.ops.norm import RMSNorm, rms_norm
 from pegainfer_core.ops.sampling import greedy
 from pegainfer_core.testing.paged_attention import paged_batch
@@ -104,17 +104,22 @@ class Case:
         self.residual = torch.randn(tokens, self.product.features, dtype=like.dtype, device=like.device)
         return self
 
-    def run(self, weight: Tensor, tile: LinearTile | None, dependent: bool | None = None) -> Tensor:
+    def chosen(self) -> LinearTile | None:
+        """The tile in use, or None where cuBLAS is."""
+        product = self.product
+        return choose_tile(self.tokens, product.features, product.depth, self.x.dtype, product.gated)
+
+    def run(self, weight: Tensor, tile: LinearTile, dependent: bool | None = None) -> Tensor:
         """By our kernels."""
         product = self.product
         return linear_triton.linear(
             self.x,
             weight,
+            tile,
             norm_I=self.norm.weight if product.norm else None,
             eps=EPS,
             gated=product.gated,
             residual_TO=self.residual if product.residual else None,
-            tile=tile,
             dependent=dependent,
         )
 
@@ -126,7 +131,7 @@ class Case:
         out = F.linear(x, weight)
         return silu_mul(out) if self.product.gated else out
 
-    def error(self, tile: LinearTile | None) -> float:
+    def error(self, tile: LinearTile) -> float:
         """Against the same in float32."""
         if self.expected is None:
             weight, x = self.weights[0].float(), self.x.float()
@@ -214,7 +219,7 @@ def compile_ahead(part: int, parts: int) -> int:
     return done
 
 
-def _error_or_none(case: Case, tile: LinearTile | None) -> float | None:
+def _error_or_none(case: Case, tile: LinearTile) -> float | None:
     """None where this card's registers or shared memory do not hold the tile."""
     try:
         case.run(case.weights[0], tile)
@@ -224,9 +229,7 @@ def _error_or_none(case: Case, tile: LinearTile | None) -> float | None:
     return 0.0
 
 
-def _short(tile: LinearTile | None) -> str:
-    if tile is None:
-        return "default"
+def _short(tile: LinearTile) -> str:
     kind = ("W" if tile.weight_first else "M") if tile.matrix_units else "R"
     return f"{kind}{tile.features}x{tile.depth}/{tile.warps}w{tile.stages}s{tile.prefetch}p"
 
@@ -239,8 +242,8 @@ def product_times(device: str, sweep: bool, deadline: float) -> Iterator[dict[st
             case.take(tokens)
             where = {"product": product.name, "tokens": tokens}
             yield where | {"by": "cublas"} | case.speed(case.microseconds(case.plain))
-            if tokens <= linear.FEW_TOKENS:
-                yield where | _measured(case, None)
+            if chosen := case.chosen():
+                yield where | _measured(case, chosen) | {"chosen": True}
             for tile in tiles(tokens, product.gated) if sweep else ():
                 if time.monotonic() > deadline:
                     return
@@ -248,15 +251,12 @@ def product_times(device: str, sweep: bool, deadline: float) -> Iterator[dict[st
                     yield where | _measured(case, tile)
 
 
-def _measured(case: Case, tile: LinearTile | None) -> dict[str, Any]:
+def _measured(case: Case, tile: LinearTile) -> dict[str, Any]:
     error = case.error(tile)
     row: dict[str, Any] = {"by": _short(tile), "error": round(error, 6)}
     if not error < WORST_ERROR:
         return row | {"wrong": True}
-    row |= case.speed(case.microseconds(lambda weight: case.run(weight, tile), 5))
-    if tile is None:
-        row["independent_us"] = round(case.microseconds(lambda weight: case.run(weight, tile, False)), 2)
-    return row
+    return row | case.speed(case.microseconds(lambda weight: case.run(weight, tile), 5))
 
 
 def single_times(device: str) -> Iterator[dict[str, Any]]:
@@ -335,7 +335,7 @@ def _variants() -> Iterator[tuple[str, Callable[[], Any]]]:
     """The step as it is, without overlapping launches, with cuBLAS for all products, and plain."""
     yield "us", functools.partial(fast_ops, True)
     yield "independent_us", functools.partial(_never_dependent)
-    yield "cublas_us", functools.partial(mock.patch.object, linear, "FEW_TOKENS", 0)
+    yield "cublas_us", functools.partial(mock.patch.object, linear, "choose_tile", return_value=None)
     yield "plain_us", functools.partial(fast_ops, False)
 
 

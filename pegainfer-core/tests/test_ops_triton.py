@@ -15,7 +15,7 @@ from pegainfer_core.ops.activation import silu_mul
 from pegainfer_core.ops.attention import Attention, TorchAttention
 from pegainfer_core.ops.dispatch import fast_ops, use_triton
 from pegainfer_core.ops.heads import rotate_and_store
-from pegainfer_core.ops.linear_triton import LinearTile
+from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile
 from pegainfer_core.ops.norm import RMSNorm, add_rms_norm, rms_norm
 from pegainfer_core.ops.rope import RotaryTable
 from pegainfer_core.ops.sampling import greedy
@@ -29,7 +29,6 @@ LIMITS = {torch.float32: 2e-6, torch.float16: 2e-3}
 DTYPES = pytest.mark.parametrize("dtype", LIMITS, ids=str)
 
 TILES = {
-    "default": None,
     "rows": LinearTile(features=4, depth=32, warps=1, stages=1),
     "rows in a pipeline": LinearTile(features=8, depth=16, warps=1, stages=3),
     "matrix": LinearTile(features=16, depth=32, warps=1, stages=2, matrix_units=True),
@@ -58,7 +57,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 @DTYPES
 @pytest.mark.parametrize("tile", TILES.values(), ids=TILES)
 @pytest.mark.parametrize("shape", [(1, 24, 64), (2, 21, 100), (3, 40, 72), (16, 33, 50), (17, 16, 64)], ids=str)
-def test_linear(shape: tuple[int, int, int], tile: LinearTile | None, dtype: torch.dtype) -> None:
+def test_linear(shape: tuple[int, int, int], tile: LinearTile, dtype: torch.dtype) -> None:
     tokens, features, depth = shape
     x, norm = random(tokens, depth, dtype=dtype), random(depth, dtype=dtype, seed=1)
     residual = random(tokens, features, dtype=dtype, seed=2)
@@ -70,11 +69,11 @@ def test_linear(shape: tuple[int, int, int], tile: LinearTile | None, dtype: tor
         found = linear_triton.linear(
             x,
             weight,
+            tile,
             norm_I=norm if normed else None,
             eps=EPS,
             gated=gated,
             residual_TO=residual if added else None,
-            tile=tile,
         )
         assert error(found, expected) < LIMITS[dtype], (gated, normed, added)
 
@@ -83,8 +82,25 @@ def test_linear_takes_rows_of_a_larger_tensor() -> None:
     wide = random(3, 200, dtype=torch.float32)
     x, residual = wide[:, 40:104], wide[:, 104:128]
     weight = random(24, 64, dtype=torch.float32, seed=1)
-    found = linear_triton.linear(x, weight, residual_TO=residual)
+    found = linear_triton.linear(x, weight, TILES["rows"], residual_TO=residual)
     assert error(found, x @ weight.T + residual) < LIMITS[torch.float32]
+
+
+def test_tiles_are_for_few_tokens() -> None:
+    """Measured weights have tiles of their own, near ones the same; others one for a single token."""
+    bf16 = torch.bfloat16
+    for features, depth, gated in [(6144, 2560, False), (2560, 4096, False), (9728, 2560, True), (2560, 9728, False)]:
+        own = choose_tile(16, features, depth, bf16, gated)
+        assert own is not None
+        assert own == choose_tile(9, features + 512, depth + 128, bf16, gated)
+        assert choose_tile(17, features, depth, bf16, gated) is None
+        assert choose_tile(16, features, depth, torch.float32, gated) is None
+        assert choose_tile(1, features, depth, bf16, gated) != own
+    assert choose_tile(5, 6144, 2560, bf16, False) is None
+    assert choose_tile(32, 151936, 2560, bf16, False) is not None
+    for dtype in (bf16, torch.float16, torch.float32):
+        assert choose_tile(1, 1000, 300, dtype, False) is not None
+        assert choose_tile(2, 1000, 300, dtype, False) is None
 
 
 @DTYPES

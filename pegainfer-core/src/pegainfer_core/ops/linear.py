@@ -1,7 +1,7 @@
 """Matrix products with weights as checkpoints store them, alone or with what stands before or after; token embeddings.
 
-Owns the functions, the choice of kernels for few tokens, and the modules that hold such a weight; parameters start on the
-meta device and `weights.py` fills them. Knows no family.
+Owns the functions, the choice between our kernels and cuBLAS (linear_tiles.py knows which is faster), and the modules that
+hold such a weight; parameters start on the meta device and `weights.py` fills them. Knows no family.
 
 Shape suffixes: T tokens, O output features, I input features, V vocabulary, E hidden size; without one, leading
 dimensions are free.
@@ -15,54 +15,56 @@ from torch import Tensor, nn
 
 from pegainfer_core.ops.activation import silu_mul
 from pegainfer_core.ops.dispatch import use_triton
+from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile
 from pegainfer_core.ops.norm import RMSNorm
-
-FEW_TOKENS = 16
-"""Up to here the time is that of reading the weight, and our kernels do it faster than cuBLAS."""
 
 
 def linear(x: Tensor, weight_OI: Tensor) -> Tensor:
     """x @ weight^T over the last dimension."""
-    if _few_tokens(x):
+    if tile := _tile(x, weight_OI):
         from pegainfer_core.ops import linear_triton
 
-        return linear_triton.linear(x, weight_OI)
+        return linear_triton.linear(x, weight_OI, tile)
     return F.linear(x, weight_OI)
 
 
 def norm_linear(x_TI: Tensor, norm: RMSNorm, weight_OI: Tensor) -> Tensor:
     """norm(x) @ weight^T."""
-    if _few_tokens(x_TI) and _norm_fits(x_TI):
+    if _norm_fits(x_TI) and (tile := _tile(x_TI, weight_OI)):
         from pegainfer_core.ops import linear_triton
 
-        return linear_triton.linear(x_TI, weight_OI, norm_I=norm.weight, eps=norm.eps)
+        return linear_triton.linear(x_TI, weight_OI, tile, norm_I=norm.weight, eps=norm.eps)
     return linear(norm(x_TI), weight_OI)
 
 
 def norm_gated_linear(x_TI: Tensor, norm: RMSNorm, gate_up_2OI: Tensor) -> Tensor:
     """silu(gate) * up [T, O] of gate and up projections of norm(x); the weight holds gate rows, then up rows."""
-    if _few_tokens(x_TI):
+    if tile := _tile(x_TI, gate_up_2OI, gated=True):
         from pegainfer_core.ops import linear_triton
 
         if _norm_fits(x_TI):
-            return linear_triton.linear(x_TI, gate_up_2OI, norm_I=norm.weight, eps=norm.eps, gated=True)
-        return linear_triton.linear(norm(x_TI), gate_up_2OI, gated=True)
-    return silu_mul(linear(norm(x_TI), gate_up_2OI))
+            return linear_triton.linear(x_TI, gate_up_2OI, tile, norm_I=norm.weight, eps=norm.eps, gated=True)
+        return linear_triton.linear(norm(x_TI), gate_up_2OI, tile, gated=True)
+    return silu_mul(F.linear(norm(x_TI), gate_up_2OI))
 
 
 def linear_add(x_TI: Tensor, weight_OI: Tensor, residual_TO: Tensor) -> Tensor:
     """residual + x @ weight^T. May be computed in the residual's memory: do not use that tensor afterwards."""
-    if _few_tokens(x_TI):
+    if tile := _tile(x_TI, weight_OI):
         from pegainfer_core.ops import linear_triton
 
-        return linear_triton.linear(x_TI, weight_OI, residual_TO=residual_TO)
+        return linear_triton.linear(x_TI, weight_OI, tile, residual_TO=residual_TO)
     if use_triton(x_TI):
         return residual_TO.addmm_(x_TI, weight_OI.T)  # cuBLAS adds before it rounds
     return residual_TO + linear(x_TI, weight_OI)
 
 
-def _few_tokens(x: Tensor) -> bool:
-    return x.dim() == 2 and x.shape[0] <= FEW_TOKENS and use_triton(x)
+def _tile(x: Tensor, weight_OI: Tensor, gated: bool = False) -> LinearTile | None:
+    """How our kernels do it, where they may and are the faster ones."""
+    if x.dim() != 2 or not use_triton(x):
+        return None
+    features = weight_OI.shape[0] // 2 if gated else weight_OI.shape[0]
+    return choose_tile(x.shape[0], features, weight_OI.shape[1], x.dtype, gated)
 
 
 def _norm_fits(x: Tensor) -> bool:

@@ -1,14 +1,13 @@
-"""Matrix products of a few tokens through Triton: launches of linear_kernels.py, and the tile of every shape.
+"""Matrix products of a few tokens through Triton: launches of linear_kernels.py.
 
-Owns what was measured: which kernel and tile suit a token count and a weight's shape. Weights are dense [O, I] as
-checkpoints store them. Nothing here waits for the device or depends on values, so every launch can be captured.
+Owns grids and arguments; ops/linear_tiles.py chooses the tile. Weights are dense [O, I] as checkpoints store them.
+Nothing here waits for the device or depends on values, so every launch can be captured.
 
 Shape suffixes: T tokens, O output features, I input features.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -17,47 +16,18 @@ from torch import Tensor
 
 from pegainfer_core.ops.dispatch import can_depend
 from pegainfer_core.ops.linear_kernels import rows_kernel, tiles_kernel
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LinearTile:
-    """How one launch cuts its work."""
-
-    features: int
-    """BLOCK_N: output features of a program."""
-    depth: int
-    """BLOCK_K: input features of one turn of the loop."""
-    warps: int
-    stages: int
-    """Depth of the software pipeline; 1 has none."""
-    matrix_units: bool = False
-    weight_first: bool = False
-    """On the matrix units: the weight is the left operand."""
-    prefetch: int = 0
-    """Lines of 128 bytes of each row of the weight that are asked for before the inputs are there."""
-
-
-def choose_tile(tokens: int, features: int, depth: int, dtype: torch.dtype, gated: bool) -> LinearTile:
-    """The tile for `tokens` tokens and a weight [features, depth]."""
-    del features, depth
-    if dtype == torch.float32:
-        if tokens <= 2:
-            return LinearTile(features=8 if not gated else 4, depth=256, warps=2, stages=1)
-        return LinearTile(features=16, depth=32, warps=4, stages=2, matrix_units=True)
-    if tokens <= 1:
-        return LinearTile(features=8 if not gated else 4, depth=512, warps=2, stages=1, prefetch=4)
-    return LinearTile(features=16, depth=256, warps=2, stages=4, matrix_units=True, prefetch=8)
+from pegainfer_core.ops.linear_tiles import LinearTile
 
 
 def linear(
     x_TI: Tensor,
     weight: Tensor,
+    tile: LinearTile,
     *,
     norm_I: Tensor | None = None,
     eps: float = 0.0,
     gated: bool = False,
     residual_TO: Tensor | None = None,
-    tile: LinearTile | None = None,
     dependent: bool | None = None,
 ) -> Tensor:
     """x @ weight^T as [T, O], in x's type.
@@ -69,7 +39,6 @@ def linear(
     tokens, depth = x_TI.shape
     features = weight.shape[0] // 2 if gated else weight.shape[0]
     assert x_TI.stride(1) == 1 and weight.is_contiguous(), "rows must be dense"
-    tile = tile or choose_tile(tokens, features, depth, x_TI.dtype, gated)
     dependent = can_depend(x_TI.device) if dependent is None else dependent
     out_TO = torch.empty(tokens, features, dtype=x_TI.dtype, device=x_TI.device)
     residual = out_TO if residual_TO is None else residual_TO

@@ -18,6 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from pegainfer_core.ops import attention_triton, linear_triton, token_triton
+from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile
 from pegainfer_core.testing.paged_attention import paged_batch
 
 CAPABILITIES = (80, 90)
@@ -29,6 +30,8 @@ SHAPES = [
     (torch.float32, 128, [(1, 40), (200, 300)]),
 ]
 """Of attention."""
+
+MATRIX_TILE = LinearTile(features=16, depth=32, warps=1, stages=3, matrix_units=True, weight_first=True, prefetch=8)
 
 KERNELS = {
     attention_triton: ("attend_kernel", "merge_kernel", "write_kernel"),
@@ -86,13 +89,19 @@ def _attention_launches() -> Iterator[tuple[dict[str, Any], Callable[[], object]
         yield {"dtype": str(dtype), "head_dim": head_dim}, functools.partial(batch.run, backend)
 
 
+def _tile(dtype: torch.dtype) -> LinearTile:
+    tile = choose_tile(1, 5120, 2560, dtype, gated=False)
+    assert tile is not None
+    return tile
+
+
 def _operation_launches() -> Iterator[tuple[dict[str, Any], Callable[[], object]]]:
     """Every kind of product, for one token and for several, and the operations on single tokens, at real widths."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         facts = {"dtype": str(dtype)}
-        for tokens in (1, 16):
+        for tokens, tile in ((1, _tile(dtype)), (16, MATRIX_TILE)):
             x, weight = torch.empty(tokens, 2560, dtype=dtype), torch.empty(5120, 2560, dtype=dtype)
-            plain = functools.partial(linear_triton.linear, x, weight)
+            plain = functools.partial(linear_triton.linear, x, weight, tile)
             yield facts, plain
             yield facts, functools.partial(plain, norm_I=x[0], eps=1e-6)
             yield facts, functools.partial(plain, norm_I=x[0], eps=1e-6, gated=True)
