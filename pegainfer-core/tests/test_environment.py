@@ -34,5 +34,5 @@ def test_built_kernels_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path / "none"))
     caches = environment.inspect_environment()["caches"]
-    assert caches["triton"] == {"folder": str(tmp_path), "kernels": 1}
+    assert caches["triton"] == {"folder": str(tmp_path), "kernels": 1, "bytes": 0}
     assert caches["flashinfer"]["kernels"] == 0

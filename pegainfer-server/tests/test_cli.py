@@ -44,7 +44,25 @@ ENGINE_FLAGS = [
     "model",
 ]
 SAMPLING_FLAGS = ["--max-tokens", "--sampling", "--temperature", "--top-k", "--top-p", "-s"]
+REQUEST_FLAGS = ["--api-key", "--endpoint", "--lengths", "--model", "--out", "--seed", "--token-ids", "--url"]
+REPEATED_FLAGS = [*REQUEST_FLAGS, "--keep-itl", "--no-warm-up", "--warm-up"]
 FLAGS = {
+    "bench latency": [*REPEATED_FLAGS, "--requests"],
+    "bench plot": ["--out", "--title", "files"],
+    "bench prefix": [*REQUEST_FLAGS, "--prompts", "--repeats"],
+    "bench serve": [*REPEATED_FLAGS, "--concurrency", "--least", "--rate", "--rounds", "--seconds", "--workers"],
+    "bench startup": [
+        *("--files", "--load", "--name", "--out", "--page-cache", "--repeats"),
+        *("--seed", "--timeout", "--token-ids", "--url", "command"),
+    ],
+    "bench step": [
+        *ENGINE_FLAGS,
+        *("--bench-seed", "--context", "--out", "--rows", "--steps", "--token-ids", "--traced-steps"),
+    ],
+    "bench throughput": [
+        *ENGINE_FLAGS,
+        *("--bench-seed", "--lengths", "--out", "--prompts", "--repeats", "--token-ids"),
+    ],
     "chat": [
         *ENGINE_FLAGS,
         *SAMPLING_FLAGS,
@@ -69,12 +87,23 @@ FLAGS = {
         "--served-model-name",
         "--shutdown-timeout",
     ],
+    "warmup": ENGINE_FLAGS,
 }
 """The whole command line. A flag is a promise: adding one here is part of adding it."""
 
 
+def subcommands(command: Any, prefix: str = "") -> dict[str, Any]:
+    """Every command by its words, those of groups too."""
+    found: dict[str, Any] = {}
+    for name, subcommand in command.commands.items():
+        if hasattr(subcommand, "commands"):
+            found |= subcommands(subcommand, f"{prefix}{name} ")
+        else:
+            found[prefix + name] = subcommand
+    return found
+
+
 def test_these_are_all_commands_and_flags() -> None:
-    command: Any = get_command(app)
     found = {
         name: sorted(
             spelling
@@ -82,14 +111,13 @@ def test_these_are_all_commands_and_flags() -> None:
             for spelling in (*parameter.opts, *parameter.secondary_opts)
             if spelling not in ("--help", "-h")
         )
-        for name, subcommand in command.commands.items()
+        for name, subcommand in subcommands(get_command(app)).items()
     }
     assert found == {name: sorted(flags) for name, flags in FLAGS.items()}
 
 
 def test_every_command_and_flag_has_help() -> None:
-    command: Any = get_command(app)
-    for name, subcommand in command.commands.items():
+    for name, subcommand in subcommands(get_command(app)).items():
         assert subcommand.help, name
         for parameter in subcommand.params:
             assert parameter.help, f"{name} {parameter.name}"
@@ -311,7 +339,11 @@ def test_models_without_any_family(capfd: pytest.CaptureFixture[str], monkeypatc
 HEALTHY: dict[str, Any] = {
     "torch": {"version": "2.13.0", "built_for_cuda": None, "threads": 2, "devices": []},
     "packages": {"triton": {"installed": True, "version": "3.6.0"}, "flashinfer": {"installed": False}},
-    "caches": {"triton": {"folder": "x", "kernels": 3}, "flashinfer": {"folder": "x", "kernels": 0}},
+    "c_compiler": "/usr/bin/gcc",
+    "caches": {
+        "triton": {"folder": "/cache/triton", "kernels": 3, "bytes": 3 << 19},
+        "flashinfer": {"folder": "x", "kernels": 0, "bytes": 0},
+    },
 }
 GPU = {
     "index": 0,
@@ -374,6 +406,17 @@ def test_a_kernel_package_that_does_not_import_is_broken_where_a_gpu_needs_it() 
     packages = {"triton": {"installed": True, "error": "ImportError: x"}, "flashinfer": {"installed": False}}
     assert levels(doctor.kernel_findings({**with_gpu(), "packages": packages}))["triton"] == "broken"
     assert levels(doctor.kernel_findings({**HEALTHY, "packages": packages}))["triton"] == "note"
+
+
+def test_built_kernels_and_their_compiler_are_told() -> None:
+    findings = {finding.name: finding for finding in doctor.kernel_findings(with_gpu())}
+    assert findings["triton"].text == "3.6.0, 3 kernels built (1.5 MiB in /cache/triton)"
+    assert (findings["C compiler"].level, findings["C compiler"].text) == ("ok", "/usr/bin/gcc")
+    without = {finding.name: finding for finding in doctor.kernel_findings({**with_gpu(), "c_compiler": None})}
+    assert without["C compiler"].level == "broken" and "gcc" in without["C compiler"].advice
+    nothing = {**HEALTHY["packages"], "triton": {"installed": False}}
+    absent = doctor.kernel_findings({**with_gpu(), "packages": nothing, "c_compiler": None})
+    assert "C compiler" not in levels(absent)
 
 
 def test_broken_plugins_and_a_missing_family_are_findings(install: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,18 +9,23 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
+
+from pegainfer_core.kernel_cache import c_compiler, flashinfer_folder, kernel_cache, triton_cache
 
 KERNEL_PACKAGES = ("triton", "flashinfer")
 
 
 def inspect_environment() -> dict[str, Any]:
-    """Torch, devices, kernel packages and caches. A part that fails has `error` instead of its facts."""
-    return {"torch": _torch(), "packages": {name: _package(name) for name in KERNEL_PACKAGES}, "caches": _caches()}
+    """Torch, devices, kernel packages, their compiler and caches. A part that fails has `error` instead of its facts."""
+    return {
+        "torch": _torch(),
+        "packages": {name: _package(name) for name in KERNEL_PACKAGES},
+        "c_compiler": c_compiler(),
+        "caches": _caches(),
+    }
 
 
 def _torch() -> dict[str, Any]:
@@ -79,13 +84,11 @@ def _package(name: str) -> dict[str, Any]:
 
 def _caches() -> dict[str, Any]:
     """Compiled kernels found on disk, by package."""
-    triton = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
-    flashinfer = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or Path.home()) / ".cache" / "flashinfer"
-    return {"triton": _count(triton, "*.cubin"), "flashinfer": _count(flashinfer, "*.so")}
-
-
-def _count(folder: Path, pattern: str) -> dict[str, Any]:
-    return {"folder": str(folder), "kernels": sum(1 for _ in folder.rglob(pattern)) if folder.is_dir() else 0}
+    found = {"triton": triton_cache(), "flashinfer": kernel_cache(flashinfer_folder(), "*.so")}
+    return {
+        name: {"folder": str(cache.folder), "kernels": cache.num_kernels, "bytes": cache.num_bytes}
+        for name, cache in found.items()
+    }
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from pegainfer_core.errors import PegainferError
 
-from pegainfer_server.commands import bench, chat, doctor, generate, inspect, models, serve
+from pegainfer_server.commands import bench, chat, doctor, generate, inspect, models, serve, warmup
 
 EPILOG = "`pegainfer --model-path DIR [FLAGS]` is the same as `pegainfer serve DIR [FLAGS]`."
 
@@ -30,6 +30,7 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
+app.command("warmup")(warmup.warmup)
 app.command("models")(models.models)
 app.command("inspect")(inspect.inspect)
 app.command("doctor")(doctor.doctor)

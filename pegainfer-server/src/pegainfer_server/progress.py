@@ -6,10 +6,11 @@ Owns the progress bar (on a terminal) or one log line for each phase (elsewhere)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from pegainfer_core.client import EngineClient
 from pegainfer_core.messages import EngineInfo, LoadProgress
@@ -51,6 +52,35 @@ def how_far(report: LoadProgress) -> str:
 
 
 async def _draw(client: EngineClient) -> None:
+    with _bars() as show:
+        shown: LoadProgress | None = None
+        while client.state == "loading":
+            if client.progress is not None and client.progress != shown:
+                shown = client.progress
+                show(shown)
+            await asyncio.sleep(INTERVAL)
+
+
+@contextlib.contextmanager
+def showing_progress() -> Iterator[Callable[[LoadProgress], None]]:
+    """For commands that load a model in this process: a function to call with each report. Lines where there is no terminal."""
+    if sys.stderr.isatty():
+        with _bars() as show:
+            yield show
+        return
+    phase = ""
+
+    def tell(report: LoadProgress) -> None:
+        nonlocal phase
+        if report.phase != phase:
+            phase = report.phase
+            sys.stderr.write(f"{phase}\n")
+
+    yield tell
+
+
+@contextlib.contextmanager
+def _bars() -> Iterator[Callable[[LoadProgress], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -63,12 +93,13 @@ async def _draw(client: EngineClient) -> None:
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task("starting", total=None)
-        shown: LoadProgress | None = None
-        while client.state == "loading":
-            if client.progress is not None and client.progress != shown:
-                shown = client.progress
-                bars.update(task, description=shown.phase, completed=shown.done, total=shown.total or None)
-            await asyncio.sleep(INTERVAL)
+
+        def show(report: LoadProgress) -> None:
+            # an unknown total: how many are done goes into the text
+            count = f" {report.done}" if report.done and not report.total else ""
+            bars.update(task, description=report.phase + count, completed=report.done, total=report.total or None)
+
+        yield show
 
 
 def describe(info: EngineInfo) -> str:

@@ -25,6 +25,7 @@ MINIMUM_PYTHON = (3, 11)
 ENVIRONMENT_SECONDS = 120
 DRIVER_SECONDS = 20
 GIB = 2**30
+MIB = 2**20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -145,18 +146,29 @@ def kernel_findings(environment: dict[str, Any]) -> list[Finding]:
     has_gpu = bool(environment["torch"].get("devices"))
     findings: list[Finding] = []
     for name, package in environment["packages"].items():
-        built = environment["caches"][name]["kernels"]
+        cache = environment["caches"][name]
         if "error" in package:
             advice = "reinstall the cuda extra: pip install --force-reinstall 'pegainfer[cuda]'"
             findings.append(Finding(name, "broken" if has_gpu else "note", package["error"], advice))
         elif package["installed"]:
-            text = f"{package['version'] or 'version unknown'}, {built} kernels built"
+            text = f"{package['version'] or 'version unknown'}, {cache['kernels']} kernels built"
+            if cache["kernels"]:
+                text += f" ({cache['bytes'] / MIB:.1f} MiB in {cache['folder']})"
             findings.append(Finding(name, "ok", text))
         elif has_gpu:
             findings.append(Finding(name, "note", "not installed", "for speed: pip install 'pegainfer[cuda]'"))
         else:
             findings.append(Finding(name, "ok", "not installed; not needed on a CPU"))
+    if has_gpu and environment["packages"]["triton"]["installed"]:
+        findings.append(_compiler_finding(environment["c_compiler"]))
     return findings
+
+
+def _compiler_finding(path: str | None) -> Finding:
+    if path is not None:
+        return Finding("C compiler", "ok", path)
+    advice = "install gcc (apt install gcc), or set CC; without one use --attention-backend torch --no-fused-ops"
+    return Finding("C compiler", "broken", "none found, and Triton's kernels need one to start", advice)
 
 
 def plugin_findings(plugins: Plugins | None = None) -> list[Finding]:
