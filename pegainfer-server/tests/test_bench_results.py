@@ -133,6 +133,16 @@ def test_plot_writes_png_and_svg(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [file.name for file in draw(points, title, tmp_path / "q")] == ["q.png", "q.svg"]
 
 
+def test_plot_takes_a_comparison_apart(tmp_path: Path) -> None:
+    panels = {name: [point(engine, 1, 2.0)] for engine, name in zip("aaa", ("P1", "P2", "P3"), strict=True)}
+    other = {name: [point("b", 1, 3.0)] for name in panels}
+    facts = result()["provenance"]
+    engines = {"a": {"engine": {}, "panels": panels}, "b": {"engine": {}, "panels": other}}
+    write(tmp_path / "peer.json", document("peer comparison", facts, engines=engines))
+    points, _ = read_points([tmp_path / "peer.json"])
+    assert [item["engine"] for item in points] == ["a", "a", "a", "b", "b", "b"]
+
+
 def test_plot_refuses_what_does_not_belong_together(tmp_path: Path) -> None:
     write(tmp_path / "a.json", result())
     write(tmp_path / "b.json", result(commit="fedcba9876543210"))

@@ -33,7 +33,7 @@ def read_points(files: Sequence[Path]) -> tuple[list[Mapping[str, Any]], str]:
     for file in files:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-            found = content["points"]
+            found = load_points(content)
             captions.add(caption(content["provenance"]))
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise PegainferError(f"{file.name} is no result of load points: {error!r}") from error
@@ -43,6 +43,16 @@ def read_points(files: Sequence[Path]) -> tuple[list[Mapping[str, Any]], str]:
     if not points:
         raise PegainferError("the files hold no points")
     return points, captions.pop()
+
+
+def load_points(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The load points of a result; of a comparison, those of both engines. Raises LookupError if it has none by its kind."""
+    if content["kind"] == "peer comparison":
+        return [point for engine in content["engines"].values() for point in load_points({"kind": "peer", **engine})]
+    if content["kind"] == "peer":
+        return [point for name in ("P1", "P2", "P3") for point in content["panels"][name]]
+    points: list[Mapping[str, Any]] = content["points"]
+    return points
 
 
 def caption(provenance: Mapping[str, Any]) -> str:
@@ -78,7 +88,9 @@ def draw(points: Sequence[Mapping[str, Any]], title: str, out: Path) -> list[Pat
                 axis.annotate(
                     f"{point['load']:g}", (left, height), textcoords="offset points", xytext=(4, 4), fontsize=7
                 )
-        axis.set(xlabel="output tokens/s", ylabel=label, ylim=(0, None))
+        axis.margins(0.1)  # room for the marks' labels
+        axis.set(xlabel="output tokens/s", ylabel=label)
+        axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
     figure.axes[0].legend(fontsize=8)
     figure.suptitle(title, fontsize=10)
@@ -87,10 +99,11 @@ def draw(points: Sequence[Mapping[str, Any]], title: str, out: Path) -> list[Pat
 
 def save(figure: Any, out: Path) -> list[Path]:
     """Write a figure in all formats, without dates, so that the same figures give the same files."""
+    import matplotlib
+
     out.parent.mkdir(parents=True, exist_ok=True)
-    written = []
-    for kind in FORMATS:
-        file = out.with_name(f"{out.name}.{kind}")
-        figure.savefig(file, dpi=130, metadata={"Date": None} if kind == "svg" else None)
-        written.append(file)
-    return written
+    files = {kind: out.with_name(f"{out.name}.{kind}") for kind in FORMATS}
+    with matplotlib.rc_context({"svg.hashsalt": "pegainfer"}):
+        for kind, file in files.items():
+            figure.savefig(file, dpi=130, metadata={"Date": None} if kind == "svg" else None)
+    return list(files.values())
