@@ -2,14 +2,16 @@
 
     python benchmarks/growth.py plan --out FILE                   the scheduler alone, no model, any machine
     python benchmarks/growth.py step MODEL --out FILE             decode steps of an engine, on the device it is served on
+    python benchmarks/growth.py draw FILE                         the plot, beside the file; needs matplotlib
 
-Owns the grids, the fits and the plots, which are written beside the file.
+Owns the grids, the fits and the plots.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -174,22 +176,32 @@ def with_line(figures: Sequence[dict[str, Any]], rows: int) -> list[dict[str, An
     ]
 
 
-def draw(
-    rows: Sequence[dict[str, Any]], by: str, over: str, value: str, labels: tuple[str, str], title: str, out: Path
-) -> None:
-    """A line for each value of `by`."""
+PLOTS = {
+    "growth plan": ("context", "running", "plan_us", "running requests", "planning a decode step, us"),
+    "growth step": ("rows", "context", "step_ms", "context, tokens", "decode step, ms"),
+}
+"""By kind of result: what each line is, what is over and what is up, and their labels."""
+
+
+def draw(file: Path) -> list[Path]:
+    """A line for each context or batch, as PNG and SVG."""
     from matplotlib.figure import Figure
 
+    content = json.loads(file.read_text(encoding="utf-8"))
+    by, over, value, right, up = PLOTS[content["kind"]]
+    rows = content["grid"]
     figure = Figure(figsize=(7, 5), layout="constrained")
     axis = figure.subplots()
     for name in dict.fromkeys(row[by] for row in rows):
         curve = [row for row in rows if row[by] == name]
         axis.plot([row[over] for row in curve], [row[value]["p50"] for row in curve], marker="o", label=f"{by} {name}")
-    axis.set(xlabel=labels[0], ylabel=labels[1], ylim=(0, None), xlim=(0, None))
+    axis.set(xlabel=right, ylabel=up)
+    axis.set_xlim(left=0)
+    axis.set_ylim(bottom=0)
     axis.grid(alpha=0.3)
     axis.legend()
-    axis.set_title(title, fontsize=9)
-    save(figure, out)
+    axis.set_title(caption(content["provenance"]), fontsize=9)
+    return save(figure, file.with_suffix(""))
 
 
 def main() -> None:
@@ -199,7 +211,7 @@ def main() -> None:
     plan = commands.add_parser("plan")
     step = commands.add_parser("step")
     for command in (plan, step):
-        command.add_argument("--out", type=Path, required=True, help="JSON file to write; plots go beside it")
+        command.add_argument("--out", type=Path, required=True, help="JSON file to write")
         command.add_argument("--steps", type=int, default=STEPS)
     plan.add_argument("--running", type=_integers, default=RUNNING)
     plan.add_argument("--contexts", type=_integers, default=CONTEXTS)
@@ -207,24 +219,22 @@ def main() -> None:
     step.add_argument("--rows", type=_integers, default=(1, 32, 64, 128))
     step.add_argument("--contexts", type=_integers, default=(1024, 2048, 4096, 8192))
     step.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="field of EngineConfig")
+    commands.add_parser("draw").add_argument("file", type=Path)
     arguments = parser.parse_args()
+    if arguments.what == "draw":
+        print(*draw(arguments.file), sep="\n")
+        return
     facts = provenance(f"growth {arguments.what}", vars(arguments))
-    picture = arguments.out.with_suffix("")
     if arguments.what == "plan":
         pairs = itertools.product(arguments.contexts, arguments.running)
         rows = [plan_figures(running, context, arguments.steps) for context, running in pairs]
         show("planning", rows, PLAN_COLUMNS)
-        labels = ("running requests", "planning a decode step, us")
-        draw(rows, "context", "running", "plan_us", labels, caption(facts), picture)
         finish(document("growth plan", facts, grid=rows), arguments.out)
     else:
         result = step_figures(arguments.model, arguments.rows, arguments.contexts, arguments.steps, arguments.set)
         show("decode steps", result["grid"], STEP_COLUMNS)
-        labels = ("context, tokens", "decode step, ms")
-        draw(result["grid"], "rows", "context", "step_ms", labels, caption(facts), picture)
-        finish(
-            document("growth step", facts, engines={"pegainfer": result["engine"]}, grid=result["grid"]), arguments.out
-        )
+        engines = {"pegainfer": result["engine"]}
+        finish(document("growth step", facts, engines=engines, grid=result["grid"]), arguments.out)
 
 
 def _integers(text: str) -> tuple[int, ...]:

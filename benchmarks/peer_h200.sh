@@ -6,11 +6,12 @@
 #   benchmarks/peer_h200.sh fetch VLLM     VLLM: folder of fetch_vllm.sh's parts; makes .peer/wheels and .peer/parts/part.NN
 #   benchmarks/peer_h200.sh stamp          writes the commit into .peer/wheels; again after every commit
 # On the GPU machine, in a copy of the checkout; HOME stands for any folder that outlasts a call. One part a call, because a
-# call takes 64 MiB along; carry names what it is:
-#   carry .peer/parts/part.00    mkdir -p ~/peer && cp .peer/parts/part.* ~/peer/
-#   ...                          the same for part.01, part.02, part.03
-#   carry .peer/wheels           benchmarks/peer_h200.sh ours .peer/wheels ~/peer "$OUT"    about 200 s
-#   nothing                      benchmarks/peer_h200.sh vllm ~/peer "$OUT"                 about 350 s; compares at the end
+# call takes 64 MiB along (left: what travels beside the checkout):
+#   .peer/parts/part.00                  mkdir -p ~/peer && cp .peer/parts/part.* ~/peer/
+#   .peer/parts/part.01, then part.02    the same
+#   .peer/parts/part.03 .peer/wheels     mkdir -p ~/peer && cp .peer/parts/part.03 ~/peer/ &&
+#                                        benchmarks/peer_h200.sh ours .peer/wheels ~/peer "$OUT"     about 200 s
+#   nothing                              benchmarks/peer_h200.sh vllm ~/peer "$OUT"      about 350 s; compares at the end
 # The last one returns ours.json, vllm.json and peer.json. Both must run on one machine without a reboot between them. The
 # comparison alone, anywhere:
 #   python benchmarks/peer_h200.py compare ours.json vllm.json --out benchmarks/results/DATE-h200-peer.json
@@ -24,6 +25,9 @@ PART_BYTES=57M
 fetch() {
     mkdir -p .peer/parts
     benchmarks/gpu_spine.sh fetch .peer/wheels
+    python3 -m pip download --quiet --no-deps --only-binary=:all: --python-version "${PYTHON_VERSION:-3.12}" --implementation cp \
+        --abi abi3 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+        --platform manylinux_2_12_x86_64 --platform manylinux2010_x86_64 --dest .peer/wheels "$(grep '^psutil==' constraints.txt)"
     cat "$1"/vllm.[0-9]* | split -b "$PART_BYTES" -d - .peer/parts/part.
     stamp
     du -sh .peer/wheels .peer/parts/*
@@ -73,5 +77,5 @@ case "${1:-}" in
     stamp) stamp ;;
     ours) ours "${2:?folder of wheels}" "${3:?folder to work in}" "${4:?folder for results}" ;;
     vllm) vllm "${2:?folder to work in}" "${3:?folder for results}" ;;
-    *) sed -n '2,21s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '2,23s/^# \{0,1\}//p' "$0"; exit 2 ;;
 esac

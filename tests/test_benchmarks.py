@@ -157,6 +157,8 @@ def test_planning_grid_and_its_plot(tmp_path: Path) -> None:
     out = tmp_path / "growth.json"
     last, _ = script("growth.py", "plan", "--running", "1,4", "--contexts", "20", "--steps", "5", "--out", str(out))
     assert [(row["running"], row["plan_us"]["count"]) for row in last["grid"]] == [(1, 5), (4, 5)]
+    done = subprocess.run([sys.executable, str(BENCHMARKS / "growth.py"), "draw", str(out)], check=False)
+    assert done.returncode == 0
     assert {file.name for file in tmp_path.iterdir()} == {"growth.json", "growth.png", "growth.svg"}
 
 

@@ -286,10 +286,10 @@ def test_usage_errors(arguments: list[str], message: str, capsys: pytest.Capture
 
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("pegainfer_server.commands.bench_common.EXTRA", ("numpy", "no_such_package"))
-    code, _, err = run(capsys, "serve", "--url", "http://x")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, _, err = run(capsys, "plot", "x.json")
     assert code == 1
-    assert "needs no_such_package: pip install 'pegainfer[bench]'" in err
+    assert "needs numpy, matplotlib: pip install 'pegainfer[bench]'" in err
 
 
 def test_server_fixture_answers(server: Server) -> None:

@@ -169,7 +169,7 @@ def plot(
     title: Annotated[str | None, typer.Option(help="Default: machine, driver, date and commit.")] = None,
 ) -> None:
     """Draw throughput-latency curves as PNG and SVG."""
-    require_extra()
+    require_extra("matplotlib")
     from pegainfer_server.bench.plot import draw, read_points
 
     points, caption = read_points(files)

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 from pegainfer_core.errors import PegainferError
 
-EXTRA = ("numpy", "psutil", "matplotlib")
 SECRET_FLAGS = frozenset({"api_key"})
 
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="JSON file to write.")]
@@ -37,9 +36,9 @@ TokenIds = Annotated[
 """Its default is a text, which the parser reads too."""
 
 
-def require_extra() -> None:
-    """Raise PegainferError naming the extra if a package of it is not installed."""
-    missing = [name for name in EXTRA if importlib.util.find_spec(name) is None]
+def require_extra(*packages: str) -> None:
+    """Raise PegainferError naming the extra if numpy or one of these packages of it is not installed."""
+    missing = [name for name in ("numpy", *packages) if importlib.util.find_spec(name) is None]
     if missing:
         raise PegainferError(f"this command needs {', '.join(missing)}: pip install 'pegainfer[bench]'")
 

@@ -145,7 +145,7 @@ def startup(
     out: Out = None,
 ) -> None:
     """Start a server: time to ready, memory of all its processes idle and after load, GPU memory."""
-    require_extra()
+    require_extra("psutil")
     from pegainfer_server.bench.provenance import provenance
     from pegainfer_server.bench.report import document, finish, show
     from pegainfer_server.bench.startup_bench import STARTUP_COLUMNS, run_start
