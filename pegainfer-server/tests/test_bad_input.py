@@ -243,3 +243,57 @@ async def test_the_unforeseen_is_a_bare_500(served: Any) -> None:
 async def test_error_repeats_little_of_a_wrong_value(served: Any) -> None:
     error = await served.refused(PATH, {"prompt": "a", "temperature": "x" * 10_000})
     assert len(json.dumps(error)) < 400
+
+
+TEXT = "word " * 400  # the longest token has 13 characters, the context 128 tokens: 1664 characters at most
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (PATH, {"prompt": TEXT}, "prompt"),
+        (PATH, {"prompt": ["short", TEXT]}, "prompt"),
+        (PATH, {"prompt": TEXT, "echo": True, "max_tokens": 0}, "prompt"),
+        (PATH, {"prompt": TEXT, "stream": True}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT}]}, "messages"),
+        ("/tokenize", {"prompt": TEXT}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": TEXT}]}, "messages"),
+    ],
+)
+async def test_texts_that_cannot_fit_are_refused_before_they_are_tokenized(
+    served: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], param: str
+) -> None:
+    encode = served.tokenizer.encode
+
+    def short_only(text: str, **options: Any) -> list[int]:
+        assert len(text) < 100
+        ids: list[int] = encode(text, **options)
+        return ids
+
+    monkeypatch.setattr(served.tokenizer, "encode", short_only)
+    error = await served.refused(path, body)
+    assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+    assert "128 tokens" in error["message"]
+    assert served.engine.received == []
+
+
+@pytest.mark.parametrize("prompt", [[300] * 10**6, [[300], [300] * 129], [300] * 128 + ["x"]])
+async def test_the_length_of_token_ids_is_checked_first(served: Any, prompt: Any) -> None:
+    error = await served.refused(PATH, {"prompt": prompt})
+    assert error["code"] == "context_length_exceeded"
+
+
+async def test_too_many_prompts_are_refused_before_they_are_read(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served.tokenizer, "encode", None)
+    error = await served.refused(PATH, {"prompt": ["a"] * 21, "n": 100})
+    assert error["param"] == "prompt" and "at most 20 prompts" in error["message"]
+
+
+async def test_a_prompt_that_fills_the_context_can_be_echoed(served: Any) -> None:
+    full = {"prompt": [300] * 128, "echo": True}
+    for logprobs in (None, 0):
+        answer = await served.post(PATH, {**full, "max_tokens": 0, "logprobs": logprobs})
+        assert answer["usage"]["prompt_tokens"] == 128 and answer["usage"]["completion_tokens"] == 0
+    assert (await served.refused(PATH, {**full, "max_tokens": 1}))["code"] == "context_length_exceeded"
+    over = {"prompt": [300] * 129, "echo": True, "max_tokens": 0}
+    assert (await served.refused(PATH, over))["code"] == "context_length_exceeded"

@@ -153,7 +153,11 @@ class LLM:
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> AddRequest:
         self._num_requests += 1
-        prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            self.tokenizer.check_length(prompt, self.info.max_model_len)
+            prompt_ids = self.tokenizer.encode(prompt)
+        else:
+            prompt_ids = list(prompt)
         return AddRequest(f"llm-{self._num_requests}", prompt_ids, params)
 
     async def _generate_all(

@@ -65,13 +65,14 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
 
 
-_ALPHABET = _byte_alphabet()
+BYTE_ALPHABET = _byte_alphabet()
+"""Character of a byte-level vocabulary to its byte."""
 
 
 def _byte_level(token: str) -> bytes:
     """A token with a character outside the alphabet (an added one, with spaces or the like) stands for itself."""
     try:
-        return bytes([_ALPHABET[char] for char in token])
+        return bytes([BYTE_ALPHABET[char] for char in token])
     except KeyError:
         return token.encode()
 

@@ -17,8 +17,13 @@ from tokenizers import Tokenizer as Backend
 from pegainfer_core.checkpoint import read_json
 from pegainfer_core.errors import CheckpointError, RequestError
 from pegainfer_core.token_bytes import TokenBytes, token_bytes_of
+from pegainfer_core.token_length import TokenLength
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+USUAL_CHARACTERS = 8
+"""Characters per token that no ordinary text exceeds: twice what English has. Texts below it are tokenized without further questions."""
+SLACK_TOKENS = 1024
+"""More tokens than the end of a cut text can have too many."""
 _OTHER_VOCABULARIES = ("tokenizer.model", "tiktoken.model", "*.tiktoken", "vocab.json", "spiece.model", "tekken.json")
 
 
@@ -42,12 +47,14 @@ class Tokenizer:
         named = {name: backend.token_to_id(text) for name, text in self.special_tokens.items()}
         _make_special(backend, [token_id for token_id in named.values() if token_id is not None])
         added = backend.get_added_tokens_decoder()
-        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.bos_token_id = named.get("bos_token")
         self.eos_token_id = named.get("eos_token")
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._backend = backend
         self._bytes = token_bytes_of(backend)
+        self._length = TokenLength(backend, vocabulary)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`; special tokens written out in the text become their ids.
@@ -60,6 +67,26 @@ class Tokenizer:
             return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(f"the text is not valid Unicode: {error}") from error
+
+    def check_length(self, text: str, max_tokens: int, param: str | None = None) -> None:
+        """Raise RequestError for a text that certainly has more than `max_tokens` tokens, at a cost that `max_tokens` bounds.
+
+        Nothing is tokenized where the number of characters says enough; else longer and longer beginnings are, until one alone has
+        twice the tokens. A text that passes may still be too long, by less than that.
+        """
+        most = self._length.most_characters(text, max_tokens)
+        length = min(len(text), USUAL_CHARACTERS * max_tokens + SLACK_TOKENS)
+        too_long = most is not None and len(text) > most
+        while not too_long and length < len(text):
+            too_long = len(self.encode(text[:length], add_special_tokens=False)) > 2 * max_tokens + SLACK_TOKENS
+            length *= 2
+        if too_long:
+            where = f"{param}: " if param else ""
+            raise RequestError(
+                f"{where}a text of {len(text)} characters does not fit this model's context of {max_tokens} tokens",
+                "context_length_exceeded",
+                param,
+            )
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Text of `ids`; bytes that are no valid UTF-8 become U+FFFD, ids without a token become nothing.

@@ -42,7 +42,7 @@ def router(state: ServerState, metrics: ServerMetrics) -> APIRouter:
         model = served_name(state, body.model)
         _check(body)
         params = sampling_params(body, state.default_sampling, info, logprobs=_num_logprobs(body))
-        ids = await encode_chat(body, state.chat_format)
+        ids = await encode_chat(body, state.chat_format, tokenizer, info)
         max_tokens = clamp_max_tokens(requested_max_tokens(body), len(ids), info)
         response_id = new_id(ChatShape)
         shape = ChatShape(body, tokenizer)

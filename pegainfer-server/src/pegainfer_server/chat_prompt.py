@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from pegainfer_core.chat import ChatFormat
+from pegainfer_core.messages import EngineInfo
+from pegainfer_core.tokenizer import Tokenizer
 
 from pegainfer_server.chat_messages import read_messages
 from pegainfer_server.http_errors import bad_request
@@ -15,8 +17,13 @@ from pegainfer_server.prompts import off_loop
 from pegainfer_server.protocol import ChatBody, TokenizeBody
 
 
-async def encode_chat(body: ChatBody | TokenizeBody, chat_format: ChatFormat | None) -> list[int]:
-    """Prompt ids of `body.messages`. Raises ApiError, or RequestError where the template refuses the messages."""
+async def encode_chat(
+    body: ChatBody | TokenizeBody, chat_format: ChatFormat | None, tokenizer: Tokenizer, info: EngineInfo
+) -> list[int]:
+    """Prompt ids of `body.messages`.
+
+    Raises ApiError, or RequestError where the template refuses the messages or they are far longer than the context.
+    """
     if chat_format is None:
         raise bad_request(
             "messages: this model has no chat template; use /v1/completions", "messages", "unsupported_field"
@@ -43,6 +50,7 @@ async def encode_chat(body: ChatBody | TokenizeBody, chat_format: ChatFormat | N
             continue_final_message=body.continue_final_message,
             template_kwargs=body.chat_template_kwargs,
         )
+        tokenizer.check_length(rendered, info.max_model_len, "messages")
         return chat_format.encode(rendered)
 
     ids = await off_loop(_size(messages), encode)

@@ -45,11 +45,10 @@ def router(state: ServerState, metrics: ServerMetrics) -> APIRouter:
         body = await read_body(request, CompletionBody, state.max_body_bytes, IGNORED_FIELDS)
         model = served_name(state, body.model)
         _check(body)
+        most = MAX_CHOICES // body.n
         prompts = await read_prompts(
-            body.prompt, tokenizer, info.vocab_size, add_special_tokens=body.add_special_tokens
+            body.prompt, tokenizer, info, most=most, add_special_tokens=body.add_special_tokens
         )
-        if len(prompts) * body.n > MAX_CHOICES:
-            raise bad_request(f"prompt: the number of prompts times n must be at most {MAX_CHOICES}", "prompt")
         response_id = new_id(CompletionShape)
         shape = CompletionShape(body, prompts, tokenizer)
         requests = _engine_requests(body, prompts, state, info, response_id)

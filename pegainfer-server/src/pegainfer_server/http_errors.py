@@ -57,6 +57,15 @@ def bad_request(message: str, param: str | None = None, code: str = "invalid_req
     return ApiError(400, message, code=code, param=param)
 
 
+def context_exceeded(prompt_tokens: int, max_model_len: int) -> ApiError:
+    """A prompt that leaves no room for an answer."""
+    return bad_request(
+        f"this model's context is {max_model_len} tokens, but the prompt alone has {prompt_tokens} and at least one must be left for the "
+        "answer",
+        code="context_length_exceeded",
+    )
+
+
 def as_api_error(error: Exception) -> ApiError:
     """What the client is told about `error`. Anything unforeseen is logged in full and told as a bare 500."""
     if isinstance(error, ApiError):

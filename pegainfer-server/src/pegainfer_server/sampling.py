@@ -14,7 +14,7 @@ from pegainfer_core.errors import ConfigError, RequestError
 from pegainfer_core.messages import EngineInfo
 from pegainfer_core.sampling_params import SamplingParams
 
-from pegainfer_server.http_errors import ApiError, bad_request
+from pegainfer_server.http_errors import ApiError, bad_request, context_exceeded
 from pegainfer_server.protocol import GenerationBody
 
 DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -80,15 +80,11 @@ def for_choice(params: SamplingParams, *, max_tokens: int, choice: int) -> Sampl
 def clamp_max_tokens(wanted: int | None, prompt_tokens: int, info: EngineInfo) -> int:
     """Tokens a choice may have: what was asked for, cut to the room that the prompt leaves (then the finish reason is length).
 
-    Raises ApiError if the prompt leaves no room.
+    Raises ApiError if the prompt leaves no room. One that fills the context may ask for 0 tokens (echo).
     """
     room = info.max_model_len - prompt_tokens
-    if room <= 0:
-        raise bad_request(
-            f"this model's context is {info.max_model_len} tokens, but the prompt alone has {prompt_tokens} and at least one must be "
-            "left for the answer",
-            code="context_length_exceeded",
-        )
+    if room < 0 or (room == 0 and wanted != 0):
+        raise context_exceeded(prompt_tokens, info.max_model_len)
     return room if wanted is None else min(wanted, room)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
+from pegainfer_core.messages import EngineInfo
 from pegainfer_core.tokenizer import Tokenizer
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -28,7 +29,7 @@ def router(state: ServerState) -> APIRouter:
         info, tokenizer = state.serving()
         body = await read_body(request, TokenizeBody, state.max_body_bytes)
         served_name(state, body.model)
-        ids = await _ids(body, state, tokenizer)
+        ids = await _ids(body, state, info, tokenizer)
         strings = None
         if body.return_token_strs:
             writer = TokenWriter(tokenizer, as_ids=False)
@@ -51,7 +52,7 @@ def router(state: ServerState) -> APIRouter:
     return routes
 
 
-async def _ids(body: TokenizeBody, state: ServerState, tokenizer: Tokenizer) -> list[int]:
+async def _ids(body: TokenizeBody, state: ServerState, info: EngineInfo, tokenizer: Tokenizer) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("prompt: give either prompt or messages", "prompt", "missing_field")
     if body.prompt is not None:
@@ -62,9 +63,9 @@ async def _ids(body: TokenizeBody, state: ServerState, tokenizer: Tokenizer) -> 
             )
         prompt = body.prompt
         special = body.add_special_tokens is not False
-        return await off_loop(len(prompt), lambda: encode_text(prompt, tokenizer, add_special_tokens=special))
+        return await off_loop(len(prompt), lambda: encode_text(prompt, tokenizer, info, add_special_tokens=special))
     if body.add_special_tokens:
         raise bad_request(
             "add_special_tokens: a chat template writes its own", "add_special_tokens", "unsupported_field"
         )
-    return await encode_chat(body, state.chat_format)
+    return await encode_chat(body, state.chat_format, tokenizer, info)
