@@ -46,6 +46,7 @@ ours() {
     fi
     PYTHONPATH="$work/site" python3 -m pip install --quiet --no-index --no-deps --no-build-isolation --no-compile \
         --no-cache-dir --upgrade --target "$work/site" "${OURS[@]/#/./}"
+    python3 -m compileall -q -j 0 "$work/site" || true  # as a plain pip install does; templates in packages may not compile
     cp "$wheels/COMMIT" "$work/COMMIT"
     client ours "$work" "$out"
     cp "$out/ours.json" "$work/ours.json"
@@ -57,6 +58,7 @@ vllm() {
     if [ ! -d "$work/vllm" ]; then
         mkdir "$work/vllm"
         cat "$work"/part.* | tar -C "$work/vllm" -xzf -
+        python3 -m compileall -q -j 0 "$work/vllm" || true
     fi
     client vllm "$work" "$out" --site "$work/vllm" --starts "${STARTS:-1}"
     cp "$work/ours.json" "$out/ours.json"
