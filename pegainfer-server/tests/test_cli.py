@@ -74,7 +74,7 @@ FLAGS = {
     ],
     "doctor": ["--json"],
     "generate": [*ENGINE_FLAGS, *SAMPLING_FLAGS, "--input", "--output", "--prompt"],
-    "inspect": [*ENGINE_FLAGS, "--json"],
+    "inspect": [*ENGINE_FLAGS, "--graph", "--json"],
     "models": ["--json"],
     "serve": [
         *ENGINE_FLAGS,

@@ -1,6 +1,6 @@
 """`pegainfer inspect`: what would be served, from config.json alone.
 
-Owns the report. No weights are read and none are downloaded; the arithmetic is `footprint.py`'s.
+Owns the report. No weights are read and none are downloaded; the arithmetic is `footprint.py`'s, the picture `graph_picture.py`'s.
 """
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pegainfer_core.config import EngineConfig
+from pegainfer_core.errors import ConfigError
 
 from pegainfer_server.flags import with_engine_flags
 from pegainfer_server.footprint import Device, Footprint, footprint, readable_bytes
@@ -19,6 +21,10 @@ from pegainfer_server.footprint import Device, Footprint, footprint, readable_by
 if TYPE_CHECKING:
     from pegainfer_core.checkpoint import Checkpoint
     from pegainfer_core.family import ModelPlan
+
+
+GRAPH_CONTEXT = 1024
+"""Tokens of the request in the picture of a step."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +50,20 @@ class Report:
 def inspect(
     config: EngineConfig,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    graph: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.svg", help="Also draw one decode step: operations, shapes, memory traffic."),
+    ] = None,
 ) -> None:
     """Show what would be served.
 
     Takes the engine flags of `serve`, checks them, and tells memory, pages and the longest request. Reads no weights.
     """
+    if graph is not None and graph.suffix != ".svg":
+        raise typer.BadParameter(f"--graph {graph}: only SVG pictures are drawn; give a name that ends in .svg")
     report = make_report(config)
+    if graph is not None:
+        draw_step(config, graph)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
     else:
@@ -93,6 +107,28 @@ def make_report(config: EngineConfig) -> Report:
         tensors=len(present or ()),
         footprints=tuple(footprints),
     )
+
+
+def draw_step(config: EngineConfig, file: Path) -> None:
+    """Trace a decode step of one request and write its picture. Raises ConfigError, also if the file cannot be written."""
+    from pegainfer_core.checkpoint import resolve_checkpoint
+    from pegainfer_core.plugins import load_plugins, parse_options
+    from pegainfer_core.step_graph import trace_decode_step  # imports torch
+
+    from pegainfer_server.graph_picture import draw, headline
+
+    plugins = load_plugins()
+    checkpoint = resolve_checkpoint(config.model, config.revision, configs_only=True)
+    family = plugins.claim(checkpoint.config)
+    plan = family.plan(checkpoint.config, config, parse_options(family, config.options))
+    _, dtype = targets(config, plan)[-1]
+    context = min(GRAPH_CONTEXT, plan.max_context, config.max_model_len or plan.max_context)
+    graph = trace_decode_step(family, plan, dtype, rows=1, context=context)
+    try:
+        file.write_text(draw(graph), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--graph {file} cannot be written: {error.strerror or error}") from error
+    typer.echo(f"{file}: {headline(graph)}", err=True)
 
 
 def targets(config: EngineConfig, plan: ModelPlan) -> list[tuple[Device, str]]:
