@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -32,7 +31,7 @@ from attention_gpu import microseconds
 from gpu_spine import QWEN3_4B, provenance
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.model import BuildContext, ForwardBatch
-from pegainfer_core.ops import linear, linear_triton, token_triton
+from pegainfer_core.ops import dispatch, linear, linear_triton
 from pegainfer_core.ops.activation import silu_mul
 from pegainfer_core.ops.attention import Attention
 from pegainfer_core.ops.attention_triton import TritonAttention
@@ -109,7 +108,7 @@ class Case:
         product = self.product
         return choose_tile(self.tokens, product.features, product.depth, self.x.dtype, product.gated)
 
-    def run(self, weight: Tensor, tile: LinearTile, dependent: bool | None = None) -> Tensor:
+    def run(self, weight: Tensor, tile: LinearTile) -> Tensor:
         """By our kernels."""
         product = self.product
         return linear_triton.linear(
@@ -120,7 +119,6 @@ class Case:
             eps=EPS,
             gated=product.gated,
             residual_TO=self.residual if product.residual else None,
-            dependent=dependent,
         )
 
     def plain(self, weight: Tensor) -> Tensor:
@@ -334,16 +332,9 @@ def _step(model: Any, batch: ForwardBatch, vocab_size: int) -> tuple[Tensor, Ten
 def _variants() -> Iterator[tuple[str, Callable[[], Any]]]:
     """The step as it is, without overlapping launches, with cuBLAS for all products, and plain."""
     yield "us", functools.partial(fast_ops, True)
-    yield "independent_us", functools.partial(_never_dependent)
+    yield "independent_us", functools.partial(mock.patch.object, dispatch, "can_depend", return_value=False)
     yield "cublas_us", functools.partial(mock.patch.object, linear, "choose_tile", return_value=None)
     yield "plain_us", functools.partial(fast_ops, False)
-
-
-def _never_dependent() -> Any:
-    stack = contextlib.ExitStack()
-    for module in (linear_triton, token_triton):
-        stack.enter_context(mock.patch.object(module, "can_depend", return_value=False))
-    return stack
 
 
 def best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

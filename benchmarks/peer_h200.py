@@ -39,7 +39,7 @@ CHECKPOINT = "checkpoint"
 CHECKPOINT_SEED = 0
 TOKEN_IDS = (1000, 32000)
 MAX_MODEL_LEN = 18432
-SETTLE_SECONDS = 5.0
+SETTLE_SECONDS = 20.0
 READY_SECONDS = 420.0
 LARGE_PACKAGES = ("torch", "triton", "nvidia", "numpy", "vllm", "flashinfer", "transformers", "pegainfer_core")
 

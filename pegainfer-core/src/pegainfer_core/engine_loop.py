@@ -39,12 +39,16 @@ class Channel(Protocol):
         ...
 
 
-def run_engine(start: StartEngine, channel: Channel) -> bool:
-    """Start an engine and serve the channel until Shutdown (True) or death (False). The last message says which."""
+def run_engine(start: StartEngine, channel: Channel, *, prepare_when_idle: bool) -> bool:
+    """Start an engine and serve the channel until Shutdown (True) or death (False). The last message says which.
+
+    `prepare_when_idle` lets an idle engine capture further graphs, which nobody else in the process may disturb by
+    using the device.
+    """
     try:
         engine, info = start(channel.send)
         channel.send(info)
-        _serve(engine, channel)
+        _serve(engine, channel, prepare_when_idle)
     except PegainferError as error:
         channel.send(EngineFailed(str(error)))
         return False
@@ -55,10 +59,10 @@ def run_engine(start: StartEngine, channel: Channel) -> bool:
     return True
 
 
-def _serve(engine: Engine, channel: Channel) -> None:
+def _serve(engine: Engine, channel: Channel, prepare_when_idle: bool) -> None:
     while True:
-        # An idle engine prepares what later steps need, looking at its inbox in between, and then blocks.
-        idle = not engine.has_work and not engine.runner.prepare_more()
+        # An idle engine may prepare what later steps need, looking at its inbox in between, before it blocks.
+        idle = not engine.has_work and not (prepare_when_idle and engine.runner.prepare_more())
         for message in channel.receive(wait=idle):
             if isinstance(message, AddRequest):
                 engine.add(message)

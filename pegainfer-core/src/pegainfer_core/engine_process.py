@@ -74,7 +74,8 @@ def main(address: str, log_level: int) -> int:
     asked = time.perf_counter()
     config = msgspec.msgpack.decode(socket.recv(), type=EngineConfig)
     begun = BEGUN + time.perf_counter() - asked  # a download is no part of the start
-    ended_well = run_engine(functools.partial(start_engine, config, begun=begun), SocketChannel(socket))
+    start = functools.partial(start_engine, config, begun=begun)
+    ended_well = run_engine(start, SocketChannel(socket), prepare_when_idle=True)
     socket.close(linger=1000)
     context.term()
     return 0 if ended_well else 1

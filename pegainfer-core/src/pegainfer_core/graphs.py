@@ -19,37 +19,11 @@ from pegainfer_core.plan import StepPlan
 
 log = logging.getLogger(__name__)
 
-DECODE_ROWS = (
-    1,
-    2,
-    4,
-    6,
-    8,
-    12,
-    16,
-    20,
-    24,
-    32,
-    40,
-    48,
-    56,
-    64,
-    80,
-    96,
-    112,
-    128,
-    160,
-    192,
-    224,
-    256,
-    320,
-    384,
-    448,
-    512,
-)
-MIXED_DECODE_ROWS = (8, 32, 64, 128, 256, 512)
+DECODE_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 384, 512)
+MIXED_DECODE_ROWS = (0, 8, 32, 64, 128, 256, 512)
 """Coarser beside prompts, whose tokens dominate the step."""
-PROMPT_TOKENS = (32, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+MIXED_TOKENS = (128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+"""Totals of a step with prompts: multiples of 128, the height of a matrix tile, so that none is nearly empty."""
 PROMPT_ROWS = 32
 SHORT_CONTEXT = 8192
 """Steps whose contexts are all shorter do not split them for balance."""
@@ -109,8 +83,8 @@ class StepGraphs:
         self._max_context_len = max_context_len
         self._decode_rows = _buckets(DECODE_ROWS, max_rows)
         self._mixed_decode_rows = _buckets(MIXED_DECODE_ROWS, max_rows)
-        self._prompt_tokens = _buckets(PROMPT_TOKENS, max_prompt_tokens)
-        largest = self._shape(self._mixed_decode_rows[-1], self._prompt_tokens[-1], max_context_len)
+        self._max_prompt_tokens = max_prompt_tokens
+        largest = self._shape(self._mixed_decode_rows[-1], max_prompt_tokens, max_context_len)
         device = builder.page_tables_SP.device
         self._buffer = torch.zeros(StepInputs.num_words(largest), dtype=torch.int32, device=device)
         self._ids_2N = torch.zeros(2, largest.sampled_rows, dtype=torch.int64, device=device)
@@ -155,9 +129,9 @@ class StepGraphs:
         if prompt_rows > PROMPT_ROWS or any(row.prompt_logprobs for row in plan.rows):
             return None
         context = max(row.start + row.num_tokens for row in plan.rows)
-        buckets = self._mixed_decode_rows if prompt_rows else self._decode_rows
-        padded_tokens = _at_least(self._prompt_tokens, prompt_tokens) if prompt_rows else 0
-        shape = self._shape(_at_least(buckets, decode_rows), padded_tokens, context)
+        padded_rows = _at_least(self._mixed_decode_rows if prompt_rows else self._decode_rows, decode_rows)
+        padded_tokens = _at_least(self._prompt_tokens(padded_rows), prompt_tokens) if prompt_rows else 0
+        shape = self._shape(padded_rows, padded_tokens, context)
         return None if self._full and shape not in self._captured else shape
 
     def step(self, shape: StepShape) -> CapturedStep:
@@ -166,6 +140,12 @@ class StepGraphs:
         if captured is None:
             captured = self._captured[shape] = self._capture(shape)
         return captured
+
+    def _prompt_tokens(self, decode_rows: int) -> list[int]:
+        """Prompt tokens that a step beside `decode_rows` is padded to."""
+        return _buckets(
+            tuple(total - decode_rows for total in MIXED_TOKENS if total > decode_rows), self._max_prompt_tokens
+        )
 
     def _shape(self, decode_rows: int, prompt_tokens: int, context: int) -> StepShape:
         prompt_rows = PROMPT_ROWS if prompt_tokens else 0
@@ -181,7 +161,9 @@ class StepGraphs:
     def _usual_shapes(self) -> list[StepShape]:
         """In the order in which a filling server meets them; long contexts are left to their first use."""
         decode = [self._shape(rows, 0, 1) for rows in self._decode_rows]
-        mixed = [self._shape(rows, tokens, 1) for rows in self._mixed_decode_rows for tokens in self._prompt_tokens]
+        mixed = [
+            self._shape(rows, tokens, 1) for rows in self._mixed_decode_rows for tokens in self._prompt_tokens(rows)
+        ]
         few = [shape for shape in decode if shape.decode_rows <= FIRST_DECODE_ROWS]
         return few + mixed + decode[len(few) :]
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
+
 from pegainfer_core.sampling_params import SamplingParams
 
 
@@ -24,8 +26,7 @@ class Join:
     """Tokens committed before a preemption; empty at first admission."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request's share of a step: compute `num_tokens` positions from `start` on, and perhaps sample the next token."""
 
     slot: int
@@ -58,8 +59,7 @@ class StepPlan:
         return sum(row.num_tokens for row in self.rows)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RowResult:
+class RowResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What came of one row, on the host."""
 
     token_id: int | None

@@ -27,7 +27,11 @@ class ThreadClient(EngineClient):
         """See EngineClient."""
         channel = _QueueChannel(self._inbox, asyncio.get_running_loop(), self)
         self._thread = threading.Thread(
-            target=run_engine, args=(self._start_engine, channel), name="pegainfer-engine", daemon=True
+            target=run_engine,
+            args=(self._start_engine, channel),
+            kwargs={"prepare_when_idle": False},
+            name="pegainfer-engine",
+            daemon=True,
         )
         self._thread.start()
 

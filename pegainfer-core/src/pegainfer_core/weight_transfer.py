@@ -90,10 +90,9 @@ class CudaCopy:
     """Copies on a stream of its own from page-locked memory, which goes back to the system in the end."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device = device = torch.empty(0, device=device).device  # with its index
         torch.cuda.set_device(device)  # of this thread
-        with torch.cuda.device(device):  # a device without an index is the current one
-            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # The destinations' memory may still be in use by what was queued before.
         self._stream.wait_stream(torch.cuda.default_stream(device))
         self._runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pegainfer_core.ops.attention import AttentionBackend, AttentionMetadata
 from pegainfer_core.ops.attention_kernels import attend_kernel, merge_kernel, write_kernel
+from pegainfer_core.ops.dispatch import launch_options
 
 LOG2_E = 1.4426950408889634
 
@@ -62,6 +63,8 @@ class TritonAttention(AttentionBackend):
     """For CUDA GPUs of compute capability 8.0 or later; with TRITON_INTERPRET=1 also for CPU tensors (tests)."""
 
     name = "triton"
+    prefetch = True
+    """Programs of decode rows ask for their first keys before the queries are there."""
 
     def __init__(self, device: torch.device, split_rule: SplitRule | None = None) -> None:
         """`split_rule` defaults to one that fills the device twice over."""
@@ -104,6 +107,7 @@ class TritonAttention(AttentionBackend):
             HEAD_DIM=head_dim,
             BLOCK=block,
             num_warps=4 if block <= 4096 else 8,
+            **launch_options(k_TKD.device),
         )
 
     def run(
@@ -144,6 +148,7 @@ class TritonAttention(AttentionBackend):
         parts, shortest = self._split_rule.parts(busy * kv_heads, metadata.max_context_len)
         block_d = max(16, triton.next_power_of_2(head_dim))
         result, lse = out_THD, out_THD
+        options = launch_options(q_THD.device)
         if parts > 1:
             result = torch.empty(num_tokens, heads, parts, head_dim, dtype=torch.float32, device=out_THD.device)
             lse = torch.empty(num_tokens, heads, parts, dtype=torch.float32, device=out_THD.device)
@@ -171,8 +176,10 @@ class TritonAttention(AttentionBackend):
             DECODE=decode,
             SPLIT=parts > 1,
             IEEE=q_THD.dtype == torch.float32,
+            PREFETCH=self.prefetch,
             num_warps=tile.warps,
             num_stages=tile.stages,
+            **options,
         )
         if parts > 1:
             merge_kernel[(num_tokens, heads)](
@@ -180,8 +187,9 @@ class TritonAttention(AttentionBackend):
                 HEADS=heads,
                 HEAD_DIM=head_dim,
                 BLOCK_D=block_d,
-                BLOCK_C=16,
+                BLOCK_C=min(triton.next_power_of_2(parts), 32),
                 num_warps=4,
+                **options,
             )
 
 

@@ -8,13 +8,11 @@ Shape suffixes: T tokens, O output features, I input features.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 from torch import Tensor
 
-from pegainfer_core.ops.dispatch import can_depend
+from pegainfer_core.ops.dispatch import launch_options
 from pegainfer_core.ops.linear_kernels import rows_kernel, tiles_kernel
 from pegainfer_core.ops.linear_tiles import LinearTile
 
@@ -28,26 +26,21 @@ def linear(
     eps: float = 0.0,
     gated: bool = False,
     residual_TO: Tensor | None = None,
-    dependent: bool | None = None,
 ) -> Tensor:
     """x @ weight^T as [T, O], in x's type.
 
     `norm_I`: x is RMS-normalised and multiplied by it. `gated`: weight is [2 O, I], gate rows before up rows, and the
-    result silu(gate) * up. `residual_TO` is added. `dependent`: start while the kernel before is ending (None: where the
-    device can).
+    result silu(gate) * up. `residual_TO` is added.
     """
     tokens, depth = x_TI.shape
     features = weight.shape[0] // 2 if gated else weight.shape[0]
     assert x_TI.stride(1) == 1 and weight.is_contiguous(), "rows must be dense"
-    dependent = can_depend(x_TI.device) if dependent is None else dependent
     out_TO = torch.empty(tokens, features, dtype=x_TI.dtype, device=x_TI.device)
     residual = out_TO if residual_TO is None else residual_TO
     assert residual.stride(1) == 1, "rows must be dense"
-    options: dict[str, Any] = {}
+    options = launch_options(x_TI.device)
     if tile.matrix_units:
-        options = {"WEIGHT_FIRST": tile.weight_first, "IEEE": x_TI.dtype == torch.float32}
-    if dependent:
-        options["launch_pdl"] = True
+        options |= {"WEIGHT_FIRST": tile.weight_first, "IEEE": x_TI.dtype == torch.float32}
     kernel = tiles_kernel if tile.matrix_units else rows_kernel
     kernel[(triton.cdiv(features, tile.features),)](
         x_TI,
@@ -65,7 +58,6 @@ def linear(
         BLOCK_N=tile.features,
         BLOCK_K=tile.depth,
         STAGES=tile.stages,
-        DEPENDENT=dependent,
         PREFETCH=tile.prefetch,
         num_warps=tile.warps,
         **options,

@@ -9,13 +9,11 @@ P pages, S page size, R rows, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 from torch import Tensor
 
-from pegainfer_core.ops.dispatch import can_depend
+from pegainfer_core.ops.dispatch import launch_options
 from pegainfer_core.ops.token_kernels import (
     arg_max_kernel,
     arg_max_parts_kernel,
@@ -26,11 +24,6 @@ from pegainfer_core.ops.token_kernels import (
 
 ARG_MAX_BLOCK = 4096
 HEADS_BLOCK = 8
-
-
-def launch_options(device: torch.device) -> dict[str, Any]:
-    """Options of every launch on `device`: begin while the kernel before is ending, where the device can."""
-    return {"DEPENDENT": True, "launch_pdl": True} if can_depend(device) else {"DEPENDENT": False}
 
 
 def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:

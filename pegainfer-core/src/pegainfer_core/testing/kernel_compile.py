@@ -17,7 +17,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from pegainfer_core.ops import attention_triton, linear_triton, token_triton
+from pegainfer_core.ops import attention_triton, dispatch, linear_triton, token_triton
 from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile
 from pegainfer_core.testing.paged_attention import paged_batch
 
@@ -73,8 +73,7 @@ def main() -> None:
     kernels = {(module, name): getattr(module, name) for module, names in KERNELS.items() for name in names}
     for capability in CAPABILITIES:
         driver.set_active(_OfflineDriver(capability))
-        for module in (linear_triton, token_triton):
-            setattr(module, "can_depend", lambda _device, capability=capability: capability >= 90)  # noqa: B010
+        setattr(dispatch, "can_depend", lambda _device, capability=capability: capability >= 90)  # noqa: B010
         for facts, launch in itertools.chain(_attention_launches(), _operation_launches()):
             report = functools.partial(_report, {"capability": capability} | facts)
             for (module, name), kernel in kernels.items():
