@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from pegainfer_core.ops.attention import AttentionBackend, AttentionMetadata, TorchAttention
+from pegainfer_core.ops.attention import AttentionBackend, AttentionMetadata
+from pegainfer_core.ops.attention_torch import TorchAttention
 from pegainfer_core.ops.attention_triton import SplitRule, Tile, TritonAttention
 from torch import Tensor
 from triton.runtime.errors import OutOfResources

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from pegainfer_core.ops.attention import TorchAttention, make_attention_backend
+from pegainfer_core.ops.attention import make_attention_backend
+from pegainfer_core.ops.attention_torch import TorchAttention
 from pegainfer_core.ops.attention_triton import SplitRule, TritonAttention
 from pegainfer_core.testing.paged_attention import PagedBatch, paged_batch
 

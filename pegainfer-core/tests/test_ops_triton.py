@@ -12,7 +12,8 @@ import pytest
 import torch
 from pegainfer_core.ops import linear_triton, token_triton
 from pegainfer_core.ops.activation import silu_mul
-from pegainfer_core.ops.attention import Attention, TorchAttention
+from pegainfer_core.ops.attention import Attention
+from pegainfer_core.ops.attention_torch import TorchAttention
 from pegainfer_core.ops.dispatch import fast_ops, use_triton
 from pegainfer_core.ops.heads import rotate_and_store
 from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile

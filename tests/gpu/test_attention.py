@@ -5,7 +5,8 @@ import random
 
 import pytest
 import torch
-from pegainfer_core.ops.attention import AttentionBackend, TorchAttention
+from pegainfer_core.ops.attention import AttentionBackend
+from pegainfer_core.ops.attention_torch import TorchAttention
 from pegainfer_core.ops.attention_triton import SplitRule, TritonAttention
 from pegainfer_core.testing.paged_attention import PagedBatch, paged_batch
 from torch import Tensor

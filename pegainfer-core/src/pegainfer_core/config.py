@@ -47,9 +47,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graphs: bool | None = None
     """Replay captured steps instead of launching kernel by kernel; None: on a GPU. Same tokens either way."""
     fused_ops: bool | None = None
-    """Fused Triton kernels in place of plain torch operations; None: on a GPU. Same results up to rounding."""
-    attention_backend: Literal["auto", "torch", "triton"] = "auto"
-    """auto: triton on CUDA, torch on CPU."""
+    """Fused kernels, and on a CPU packed weights, in place of plain torch operations; None: yes. Same results up to rounding."""
+    attention_backend: Literal["auto", "torch", "torch-batched", "triton"] = "auto"
+    """auto: triton on CUDA, torch-batched on CPU; torch is the plain one, row by row."""
     profile_dir: str | None = None
     """Directory for traces by torch's profiler: of steps 10 to 29, and of 20 more whenever the engine's process gets SIGUSR1."""
     seed: int = 0

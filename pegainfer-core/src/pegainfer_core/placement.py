@@ -53,13 +53,14 @@ def place(config: EngineConfig, plan: ModelPlan) -> Placement:
         dtype_name = plan.dtype if device.type == "cuda" else "float32"
     backend = config.attention_backend
     if backend == "auto":
-        backend = "triton" if device.type == "cuda" else "torch"
+        backend = "triton" if device.type == "cuda" else "torch-batched"
     if backend == "triton" and device.type != "cuda":
-        raise ConfigError("--attention-backend triton needs a CUDA device; use torch")
+        raise ConfigError("--attention-backend triton needs a CUDA device; use torch-batched or torch")
+    if backend == "torch-batched" and device.type != "cpu":
+        raise ConfigError("--attention-backend torch-batched is for CPUs; use triton or torch")
     on_gpu = device.type == "cuda"
-    for flag, wanted in (("--cuda-graphs", config.cuda_graphs), ("--fused-ops", config.fused_ops)):
-        if wanted and not on_gpu:
-            raise ConfigError(f"{flag} needs a CUDA device")
+    if config.cuda_graphs and not on_gpu:
+        raise ConfigError("--cuda-graphs needs a CUDA device")
     return Placement(
         device=device,
         dtype=getattr(torch, dtype_name),
@@ -69,7 +70,7 @@ def place(config: EngineConfig, plan: ModelPlan) -> Placement:
         max_running_requests=config.max_running_requests or (256 if on_gpu else 32),
         run_ahead=on_gpu if config.run_ahead is None else config.run_ahead,
         cuda_graphs=on_gpu if config.cuda_graphs is None else config.cuda_graphs,
-        fused_ops=on_gpu if config.fused_ops is None else config.fused_ops,
+        fused_ops=True if config.fused_ops is None else config.fused_ops,
     )
 
 

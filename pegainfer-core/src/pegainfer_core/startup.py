@@ -49,6 +49,7 @@ def start_engine(
     from pegainfer_core.memory import num_pages
     from pegainfer_core.model import BuildContext
     from pegainfer_core.ops.attention import make_attention_backend
+    from pegainfer_core.ops.linear_cpu import pack_linears
     from pegainfer_core.placement import place
 
     clock.mark("import")
@@ -57,6 +58,8 @@ def start_engine(
     context = BuildContext(device=placement.device, dtype=placement.dtype, max_model_len=max_model_len)
     try:
         model, weight_bytes = _load_model(resolved, context, on_progress)
+        if placement.fused_ops and placement.device.type == "cpu":
+            weight_bytes = pack_linears(model)
         waking.join()
         clock.mark("weights")
         on_progress(LoadProgress("kernels", 0, 0))

@@ -2,7 +2,7 @@
 
 Reads outside-in. Parameters are created on the meta device and filled by the rules of `weights.py`.
 
-Shape suffixes: T tokens of the step, R rows, E hidden size, V vocabulary, H query heads, K key/value heads, N all heads,
+Shape suffixes: T tokens of the step, R rows, E hidden size, F intermediate size, V vocabulary, H query heads, N all heads,
 D head dim.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 from pegainfer_core.model import BuildContext, ForwardBatch, Model
-from pegainfer_core.ops.activation import silu_mul
-from pegainfer_core.ops.linear import Embedding, Linear
+from pegainfer_core.ops.heads import rotate_and_store
+from pegainfer_core.ops.linear import Embedding, Linear, linear_add, norm_gated_linear, norm_linear
 from pegainfer_core.ops.norm import RMSNorm
 from pegainfer_core.ops.rope import RotaryTable
 from torch import Tensor, nn
@@ -46,20 +46,16 @@ class LlamaModel(Model):
 
 
 class Block(nn.Module):
-    """One layer."""
+    """One layer. Each half normalises the residual stream and adds its result to it."""
 
     def __init__(self, config: LlamaConfig, layer: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.attention = Attention(config, layer, dtype)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.mlp = MLP(config, dtype)
 
     def forward(self, x_TE: Tensor, batch: ForwardBatch, rotary: RotaryTable) -> Tensor:
-        """[T, E] to [T, E]."""
-        attended_TE = self.attention(self.attention_norm(x_TE), batch, rotary)
-        normed_TE, residual_TE = self.mlp_norm.add(attended_TE, x_TE)
-        out_TE: Tensor = residual_TE + self.mlp(normed_TE)
+        """[T, E] to [T, E]; x is used up."""
+        out_TE: Tensor = self.mlp(self.attention(x_TE, batch, rotary))
         return out_TE
 
 
@@ -70,18 +66,17 @@ class Attention(nn.Module):
         super().__init__()
         self.layer = layer
         self.head_dim = config.head_dim
-        self.heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
-        self.qkv_proj = Linear(config.hidden_size, sum(self.heads) * config.head_dim, dtype)
+        all_heads = config.num_heads + 2 * config.num_kv_heads
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.qkv_proj = Linear(config.hidden_size, all_heads * config.head_dim, dtype)
         self.o_proj = Linear(config.num_heads * config.head_dim, config.hidden_size, dtype)
 
     def forward(self, x_TE: Tensor, batch: ForwardBatch, rotary: RotaryTable) -> Tensor:
-        """[T, E] to [T, E]."""
-        qkv_TND = self.qkv_proj(x_TE).unflatten(-1, (-1, self.head_dim))
-        q_THD, k_TKD, v_TKD = qkv_TND.split(self.heads, dim=1)
-        q_THD, k_TKD = rotary(q_THD, k_TKD, batch.positions_T)
-        attended_THD = batch.attention.run(self.layer, q_THD, k_TKD, v_TKD)
-        out_TE: Tensor = self.o_proj(attended_THD.flatten(1))
-        return out_TE
+        """x + attention, [T, E]; x is used up."""
+        qkv_TND = norm_linear(x_TE, self.norm, self.qkv_proj.weight).view(len(x_TE), -1, self.head_dim)
+        q_THD = rotate_and_store(qkv_TND, None, rotary, batch.positions_T, batch.attention, self.layer)
+        attended_THD = batch.attention.attend(self.layer, q_THD)
+        return linear_add(attended_THD.flatten(1), self.o_proj.weight, x_TE)
 
 
 class MLP(nn.Module):
@@ -89,10 +84,11 @@ class MLP(nn.Module):
 
     def __init__(self, config: LlamaConfig, dtype: torch.dtype) -> None:
         super().__init__()
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, dtype)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, dtype)
 
     def forward(self, x_TE: Tensor) -> Tensor:
-        """[T, E] to [T, E]."""
-        out_TE: Tensor = self.down_proj(silu_mul(self.gate_up_proj(x_TE)))
-        return out_TE
+        """x + MLP, [T, E]; x is used up."""
+        hidden_TF = norm_gated_linear(x_TE, self.norm, self.gate_up_proj.weight)
+        return linear_add(hidden_TF, self.down_proj.weight, x_TE)

@@ -31,7 +31,7 @@ def _block_rules(config: LlamaConfig, layer: int) -> Iterator[WeightRule]:
     hidden, inter = config.hidden_size, config.intermediate_size
     query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     ours, theirs = f"layers.{layer}", f"model.layers.{layer}"
-    yield _rule(f"{ours}.attention_norm.weight", (f"{theirs}.input_layernorm.weight", (hidden,)))
+    yield _rule(f"{ours}.attention.norm.weight", (f"{theirs}.input_layernorm.weight", (hidden,)))
     yield _rule(
         f"{ours}.attention.qkv_proj.weight",
         (f"{theirs}.self_attn.q_proj.weight", (query, hidden)),
@@ -39,7 +39,7 @@ def _block_rules(config: LlamaConfig, layer: int) -> Iterator[WeightRule]:
         (f"{theirs}.self_attn.v_proj.weight", (key_value, hidden)),
     )
     yield _rule(f"{ours}.attention.o_proj.weight", (f"{theirs}.self_attn.o_proj.weight", (hidden, query)))
-    yield _rule(f"{ours}.mlp_norm.weight", (f"{theirs}.post_attention_layernorm.weight", (hidden,)))
+    yield _rule(f"{ours}.mlp.norm.weight", (f"{theirs}.post_attention_layernorm.weight", (hidden,)))
     yield _rule(
         f"{ours}.mlp.gate_up_proj.weight",
         (f"{theirs}.mlp.gate_proj.weight", (inter, hidden)),

@@ -1,4 +1,4 @@
-"""Attention over pages: the interface of backends, and the torch one, which is the CPU path and the oracle of the others.
+"""Attention over pages: the interface of backends, and what a model calls.
 
 Owns what a step's attention needs (`AttentionMetadata`) and the choice of backend. Knows nothing of requests or scheduling.
 
@@ -11,7 +11,6 @@ import dataclasses
 from abc import ABC, abstractmethod
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -91,47 +90,12 @@ def write_kv(k_TKD: Tensor, v_TKD: Tensor, k_cache_PSKD: Tensor, v_cache_PSKD: T
     v_cache_PSKD.flatten(0, 1).index_copy_(0, write_index_T, v_TKD)
 
 
-class TorchAttention(AttentionBackend):
-    """Row by row with scaled_dot_product_attention over the gathered pages."""
-
-    name = "torch"
-
-    def plan(self, metadata: AttentionMetadata) -> None:
-        """Nothing to prepare."""
-
-    def run(
-        self, q_THD: Tensor, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, metadata: AttentionMetadata, scale: float
-    ) -> Tensor:
-        """See AttentionBackend."""
-        page_size = k_cache_PSKD.shape[1]
-        out_THD = torch.empty_like(q_THD)
-        start = 0
-        for row, (query_len, context_len) in enumerate(zip(metadata.query_lens, metadata.context_lens, strict=True)):
-            pages = metadata.page_table_RP[row, : -(-context_len // page_size)].long()
-            k_CKD = k_cache_PSKD[pages].flatten(0, 1)[:context_len]
-            v_CKD = v_cache_PSKD[pages].flatten(0, 1)[:context_len]
-            q_QHD = q_THD[start : start + query_len]
-            mask = None
-            if query_len > 1:
-                offset = context_len - query_len
-                mask = torch.ones(query_len, context_len, dtype=torch.bool, device=q_THD.device).tril(offset)
-            out_HQD = F.scaled_dot_product_attention(
-                q_QHD.transpose(0, 1).unsqueeze(0),
-                k_CKD.transpose(0, 1).unsqueeze(0),
-                v_CKD.transpose(0, 1).unsqueeze(0),
-                attn_mask=mask,
-                scale=scale,
-                enable_gqa=True,
-            )[0]
-            out_THD[start : start + query_len] = out_HQD.transpose(0, 1)
-            start += query_len
-        return out_THD
-
-
 def make_attention_backend(name: str, device: torch.device) -> AttentionBackend:
-    """The backend for a resolved name ("torch" or "triton"); the only place that chooses and imports one."""
-    if name == "torch":
-        return TorchAttention()
+    """The backend for a resolved name; the only place that chooses and imports one."""
+    if name in ("torch", "torch-batched"):
+        from pegainfer_core.ops.attention_torch import BatchedTorchAttention, TorchAttention
+
+        return TorchAttention() if name == "torch" else BatchedTorchAttention()
     if name == "triton":
         from pegainfer_core.ops.attention_triton import TritonAttention
 

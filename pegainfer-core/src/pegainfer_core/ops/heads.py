@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pegainfer_core.ops import token_cpu
 from pegainfer_core.ops.attention import Attention
-from pegainfer_core.ops.dispatch import use_triton
+from pegainfer_core.ops.dispatch import use_cpu, use_triton
 from pegainfer_core.ops.norm import RMSNorm
 from pegainfer_core.ops.rope import RotaryTable
 
@@ -29,10 +30,14 @@ def rotate_and_store(
     `norms` are applied to each query and each key head before the rotation, if there are any.
     """
     kv_heads = attention.caches[layer][0].shape[2]
-    if use_triton(qkv_TND) and (norms is None or norms[0].eps == norms[1].eps):
+    weights = None if norms is None else (norms[0].weight, norms[1].weight, norms[0].eps)
+    same_eps = norms is None or norms[0].eps == norms[1].eps
+    if same_eps and use_cpu(qkv_TND):
+        cos_sin_T1D = rotary.step_rows(positions_T, qkv_TND.dtype)
+        return token_cpu.rotate_and_store(qkv_TND, weights, cos_sin_T1D, attention, layer)
+    if same_eps and use_triton(qkv_TND):
         from pegainfer_core.ops import token_triton
 
-        weights = None if norms is None else (norms[0].weight, norms[1].weight, norms[0].eps)
         tables = (rotary.cos_CN, rotary.sin_CN)
         write_index_T = attention.metadata.write_index_T
         return token_triton.rotate_and_store(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pegainfer_core.ops.activation import silu_mul
 from pegainfer_core.ops.dispatch import use_triton
+from pegainfer_core.ops.linear_cpu import PackedWeight
 from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile
 from pegainfer_core.ops.norm import RMSNorm
 
@@ -25,7 +26,7 @@ def linear(x: Tensor, weight_OI: Tensor) -> Tensor:
         from pegainfer_core.ops import linear_triton
 
         return linear_triton.linear(x, weight_OI, tile)
-    return F.linear(x, weight_OI)
+    return _product(x, weight_OI)
 
 
 def norm_linear(x_TI: Tensor, norm: RMSNorm, weight_OI: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ def norm_gated_linear(x_TI: Tensor, norm: RMSNorm, gate_up_2OI: Tensor) -> Tenso
         if _norm_fits(x_TI):
             return linear_triton.linear(x_TI, gate_up_2OI, tile, norm_I=norm.weight, eps=norm.eps, gated=True)
         return linear_triton.linear(norm(x_TI), gate_up_2OI, tile, gated=True)
-    return silu_mul(F.linear(norm(x_TI), gate_up_2OI))
+    return silu_mul(_product(norm(x_TI), gate_up_2OI))
 
 
 def linear_add(x_TI: Tensor, weight_OI: Tensor, residual_TO: Tensor) -> Tensor:
@@ -57,6 +58,10 @@ def linear_add(x_TI: Tensor, weight_OI: Tensor, residual_TO: Tensor) -> Tensor:
     if use_triton(x_TI):
         return residual_TO.addmm_(x_TI, weight_OI.T)  # cuBLAS adds before it rounds
     return residual_TO + linear(x_TI, weight_OI)
+
+
+def _product(x: Tensor, weight_OI: Tensor) -> Tensor:
+    return weight_OI.product(x) if isinstance(weight_OI, PackedWeight) else F.linear(x, weight_OI)
 
 
 def _tile(x: Tensor, weight_OI: Tensor, gated: bool = False) -> LinearTile | None:

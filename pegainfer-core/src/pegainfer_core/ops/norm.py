@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pegainfer_core.ops.dispatch import use_triton
+from pegainfer_core.ops import token_cpu
+from pegainfer_core.ops.dispatch import use_cpu, use_triton
 
 
 def rms_norm(x: Tensor, weight_E: Tensor, eps: float) -> Tensor:
@@ -19,6 +20,8 @@ def rms_norm(x: Tensor, weight_E: Tensor, eps: float) -> Tensor:
         from pegainfer_core.ops import token_triton
 
         return token_triton.rms_norm(x, weight_E, eps)
+    if use_cpu(x) and x.dtype == weight_E.dtype:
+        return token_cpu.rms_norm(x, weight_E, eps)
     x_float = x.float()
     variance = x_float.square().mean(-1, keepdim=True)
     return weight_E * (x_float * torch.rsqrt(variance + eps)).to(x.dtype)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pegainfer_core.ops.dispatch import use_triton
+from pegainfer_core.ops import token_cpu
+from pegainfer_core.ops.dispatch import use_cpu, use_triton
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -29,6 +30,8 @@ def greedy(logits_NV: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
         from pegainfer_core.ops import token_triton
 
         return token_triton.greedy(logits_NV, vocab_size)
+    if use_cpu(logits_NV):
+        return token_cpu.greedy(logits_NV, vocab_size)
     bounded_NV = logits_NV[:, :vocab_size]
     token_ids_N = torch.argmax(bounded_NV, dim=-1)
     best_N = bounded_NV.gather(1, token_ids_N[:, None])[:, 0]
