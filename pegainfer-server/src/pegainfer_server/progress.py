@@ -62,8 +62,11 @@ async def _draw(client: EngineClient) -> None:
 
 
 @contextlib.contextmanager
-def showing_progress() -> Iterator[Callable[[LoadProgress], None]]:
-    """For commands that load a model in this process: a function to call with each report. Lines where there is no terminal."""
+def showing_progress(lines: bool = True) -> Iterator[Callable[[LoadProgress], None]]:
+    """For commands that load a model in this process: a function to call with each report.
+
+    Where there is no terminal it writes a line for each phase, if `lines`.
+    """
     if sys.stderr.isatty():
         with _bars() as show:
             yield show
@@ -72,7 +75,7 @@ def showing_progress() -> Iterator[Callable[[LoadProgress], None]]:
 
     def tell(report: LoadProgress) -> None:
         nonlocal phase
-        if report.phase != phase:
+        if lines and report.phase != phase:
             phase = report.phase
             sys.stderr.write(f"{phase}\n")
 

@@ -73,15 +73,13 @@ def open_speaker(
         with RemoteSpeaker(url, api_key, model_name, fields) as remote:
             yield remote
         return
-    from rich.console import Console
-
     from pegainfer_server.local import open_llm
+    from pegainfer_server.progress import showing_progress
     from pegainfer_server.speakers import LocalSpeaker
 
-    console = Console(stderr=True)
     with contextlib.ExitStack() as stack:
-        with console.status(f"loading {config.model}") if console.is_terminal else contextlib.nullcontext():
-            llm = stack.enter_context(open_llm(config))
+        with showing_progress(lines=False) as on_progress:
+            llm = stack.enter_context(open_llm(config, on_progress))
         yield LocalSpeaker(llm, fields)
 
 

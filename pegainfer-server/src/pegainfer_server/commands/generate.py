@@ -115,7 +115,7 @@ def run(config: EngineConfig, prompts: list[Prompt], params: list[SamplingParams
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         loading = bars.add_task("loading", total=None)
         with open_llm(
-            config, lambda p: bars.update(loading, description=p.phase, completed=p.done, total=p.total)
+            config, lambda p: bars.update(loading, description=p.phase, completed=p.done, total=p.total or None)
         ) as llm:
             bars.update(loading, visible=False)
             task = bars.add_task("prompts", total=len(prompts))
