@@ -129,7 +129,7 @@ def test_unread_keys_are_all_named() -> None:
         read.finish()
     assert str(caught.value) == (
         "config.json: qwen3 does not know attn_temperature = 1.5, zebra = 2, which may change the results; "
-        "to serve it as if absent, pass --ignore-config-key attn_temperature --ignore-config-key zebra"
+        "to serve it as if absent, pass --ignore-config-keys attn_temperature --ignore-config-keys zebra"
     )
 
 
@@ -138,11 +138,11 @@ def test_ignored_keys_pass() -> None:
 
 
 def test_a_flag_without_use_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"--ignore-config-key zebra: config\.json has no such key"):
+    with pytest.raises(ConfigError, match=r"--ignore-config-keys zebra: config\.json has no such key"):
         reader({"yak": None}, "zebra").finish()
     read = reader({"heads": 2}, "heads")
     read.int("heads")
-    with pytest.raises(ConfigError, match="--ignore-config-key heads: qwen3 uses this key; it cannot be ignored"):
+    with pytest.raises(ConfigError, match="--ignore-config-keys heads: qwen3 uses this key; it cannot be ignored"):
         read.finish()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import types
@@ -10,8 +11,10 @@ from typing import Any
 
 import pluggy
 import pytest
-from pegainfer_core.errors import PluginError, UnsupportedModelError
+from pegainfer_core.config import EngineConfig
+from pegainfer_core.errors import ConfigError, PluginError, UnsupportedModelError
 from pegainfer_core.plugins import load_plugins
+from pegainfer_core.resolve import resolve_model
 
 FAMILY = """
 from collections.abc import Mapping
@@ -70,10 +73,17 @@ class Site:
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: dist-{name}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value or module}\n")
 
-    def install_family(self, name: str, family: str | None = None, rejects: str | None = None) -> None:
+    def install_family(
+        self,
+        name: str,
+        family: str | None = None,
+        rejects: str | None = None,
+        plan: str = "raise NotImplementedError",
+    ) -> None:
         """A distribution with one family; it serves its own name as model_type unless told otherwise."""
         family = family or name
-        self.install(name, FAMILY.format(name=family, rejects=rejects or by_type(family)))
+        source = FAMILY.format(name=family, rejects=rejects or by_type(family))
+        self.install(name, source.replace("raise NotImplementedError", plan, 1))
 
 
 @pytest.fixture
@@ -319,3 +329,86 @@ def test_loading_all_installed_plugins_is_import_light() -> None:
         "assert not heavy, heavy; assert not plugins.broken, plugins.broken"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# what a family's code does wrong
+
+PLAN = """import pegainfer_core.family as f
+        rule = f.WeightRule(parameter='w', sources=(f.TensorSpec(name='w', shape=(8, 8)),))
+        group = f.KVGroup(kind='full', layers=(0,), num_kv_heads=1, head_dim=8)
+        sizes = dict(vocab_size=8, hidden_size=8, num_layers=1, max_context=8)
+        groups = dict(kv_groups=(group,), weight_rules=(rule,))
+        changes = dict(CHANGES)
+        return f.ModelPlan(**dict(family='x', config=None, dtype='float32', eos_token_ids=frozenset(), **sizes, **groups) | changes)"""
+
+
+def planned(changes: str) -> str:
+    """The body of a plan() that is right but for these fields."""
+    return PLAN.replace("CHANGES", changes)
+
+
+def resolve(folder: Path, **config: Any) -> Any:
+    """What becomes of a checkpoint with nothing but a config.json of model_type x."""
+    checkpoint = folder / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text(json.dumps({"model_type": "x", "sizes": [1, 2], **config}))
+    return resolve_model(EngineConfig(model=str(checkpoint)), load_plugins())
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ("raise KeyError('hidden_size')", "failed in plan: KeyError: 'hidden_size'"),
+        ("import sys; sys.exit('bye')", "failed in plan: SystemExit: bye"),
+        ("return {'a': 1}", "returned a dict from plan; it must be a ModelPlan"),
+        ("return None", "returned a NoneType from plan; it must be a ModelPlan"),
+        (planned("num_layers='1'"), "planned num_layers '1'; it must be a positive int"),
+        (planned("vocab_size=0"), "planned vocab_size 0; it must be a positive int"),
+        (planned("num_layers=2"), "planned KV groups that do not cover each of 2 layers once"),
+        (planned("weight_rules=[rule]"), "planned weight_rules that are no tuple of WeightRules, or an empty one"),
+    ],
+)
+def test_a_plan_that_fails_is_the_plugins_mistake(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str, message: str
+) -> None:
+    site.install_family("x", plan=plan)
+    allow(monkeypatch, "x")
+    with pytest.raises(PluginError) as caught:
+        resolve(tmp_path)
+    assert str(caught.value) == f"family x (dist-x 1.0) {message}"
+
+
+def test_a_refusal_by_a_family_is_told_as_it_is(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.install_family("x", plan="from pegainfer_core.errors import ConfigError; raise ConfigError('no such head')")
+    allow(monkeypatch, "x")
+    with pytest.raises(ConfigError) as caught:
+        resolve(tmp_path)
+    assert str(caught.value) == "no such head"
+
+
+def test_groups_without_a_pool_are_refused(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = "kv_groups=(f.KVGroup(kind='state', layers=(0,), num_kv_heads=1, head_dim=8),)"
+    site.install_family("x", plan=planned(state))
+    allow(monkeypatch, "x")
+    with pytest.raises(ConfigError, match="KV group of kind 'state'; this version has kind 'full'"):
+        resolve(tmp_path)
+
+
+def test_families_cannot_change_the_config_that_others_see(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.install_family("a", rejects="hf_config['model_type'] = 'y'; hf_config['sizes'].append(3); return 'not mine'")
+    site.install_family("x", plan="hf_config['sizes'].clear(); " + planned(""))
+    allow(monkeypatch, "a,x")
+    resolved = resolve(tmp_path)
+    assert resolved.package == "dist-x 1.0"
+    assert resolved.checkpoint.config == {"model_type": "x", "sizes": [1, 2]}
+
+
+def test_a_family_that_neither_claims_nor_gives_a_reason_declines(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.install_family("x", rejects="return False")
+    allow(monkeypatch, "x")
+    with pytest.raises(UnsupportedModelError, match=r"x: its rejects\(\) returned bool False"):
+        resolve(tmp_path)

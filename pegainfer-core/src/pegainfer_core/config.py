@@ -11,6 +11,10 @@ from typing import Literal
 import msgspec
 
 from pegainfer_core.errors import ConfigError
+from pegainfer_core.field_types import wrong_fields
+
+MOST: dict[str, int] = {"max_running_requests": 4096, "max_prefill_tokens": 1 << 20, "page_size": 1 << 16}
+"""Largest values of the fields that buffers are sized by."""
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -60,15 +64,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Family options (-o name=value), still as text; the family's dataclass gives the types."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError naming the flag that is out of range."""
+        """Raise ConfigError naming the flag that is of another type or out of range."""
+        for name, problem in wrong_fields(self):
+            raise ConfigError(f"{name if name == 'model' else _flag(name)} {problem}")
         positive = ("max_model_len", "max_prefill_tokens", "max_running_requests", "kv_cache_memory", "page_size")
         for name in positive:
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+                raise ConfigError(f"{_flag(name)} must be at least 1, got {value}")
+            if value is not None and value > MOST.get(name, value):
+                raise ConfigError(f"{_flag(name)} must be at most {MOST[name]}, got {value}")
         if self.max_waiting_requests < 0:
             raise ConfigError(f"--max-waiting-requests must be 0 or more, got {self.max_waiting_requests}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], got {self.gpu_memory_utilization}")
         if self.page_size & (self.page_size - 1):
             raise ConfigError(f"--page-size must be a power of two, got {self.page_size}")
+
+
+def _flag(field: str) -> str:
+    return f"--{field.replace('_', '-')}"

@@ -79,6 +79,22 @@ OFF_VALUES: Mapping[str, tuple[Any, ...]] = {
 """Keys that could change results, with the values (and null) at which they do not. A family that has one reads it."""
 
 
+MAXIMA: Mapping[str, int] = {
+    "num_hidden_layers": 10_000,
+    "hidden_size": 1_000_000,
+    "intermediate_size": 10_000_000,
+    "num_attention_heads": 100_000,
+    "num_key_value_heads": 100_000,
+    "head_dim": 100_000,
+    "vocab_size": 10_000_000,
+    "max_position_embeddings": 100_000_000,
+    "original_max_position_embeddings": 100_000_000,
+}
+"""Sizes far beyond every published model; a file that has more is broken, and would take the machine's memory to find out."""
+MAXIMUM = 2**31 - 1
+"""Of every other integer, unless the family says otherwise."""
+
+
 class _Required(enum.Enum):
     REQUIRED = enum.auto()
 
@@ -106,7 +122,7 @@ class ConfigReader:
         prefix: Str = "",
         file: Str = "config.json",
     ) -> None:
-        """`ignore` are keys the user allows to be skipped (--ignore-config-key), nested ones with dots.
+        """`ignore` are keys the user allows to be skipped (--ignore-config-keys), nested ones with dots.
 
         `prefix` is the dotted path of this section, with the last dot.
         """
@@ -121,13 +137,19 @@ class ConfigReader:
 
     # typed reads
 
-    def int(self, key: Str, default: _D | _Required = REQUIRED, *, minimum: Int = 1) -> Int | _D:
-        """An integer of at least `minimum` (1 unless said: most are sizes)."""
+    def int(
+        self, key: Str, default: _D | _Required = REQUIRED, *, minimum: Int = 1, maximum: Int | None = None
+    ) -> Int | _D:
+        """An integer of at least `minimum` (1 unless said: most are sizes) and at most `maximum` (see `MAXIMA`)."""
+        most = MAXIMA.get(key, MAXIMUM) if maximum is None else maximum
 
         def check(value: Any) -> Int | None:
             return value if isinstance(value, Int) and not isinstance(value, Bool) and value >= minimum else None
 
-        return self._value(key, default, f"an integer of at least {minimum}", check)
+        found = self._value(key, default, f"an integer of at least {minimum}", check)
+        if self.has(key) and isinstance(found, Int) and found > most:
+            raise self.error(f"{self.path(key)} is {shown(found)}; {self.family} takes at most {most}")
+        return found
 
     def float(self, key: Str, default: _D | _Required = REQUIRED, *, above: Float = -math.inf) -> Float | _D:
         """A finite number greater than `above`."""
@@ -214,7 +236,7 @@ class ConfigReader:
     # errors
 
     def path(self, key: Str) -> Str:
-        """The key as errors and --ignore-config-key spell it."""
+        """The key as errors and --ignore-config-keys spell it."""
         return self._prefix + key
 
     def error(self, message: Str) -> ConfigError:
@@ -231,12 +253,12 @@ class ConfigReader:
         present, read = self._paths()
         for key in sorted(self._ignore):
             if key not in present:
-                raise ConfigError(f"--ignore-config-key {key}: {self._file} has no such key")
+                raise ConfigError(f"--ignore-config-keys {key}: {self._file} has no such key")
             if key in read:
-                raise ConfigError(f"--ignore-config-key {key}: {self.family} uses this key; it cannot be ignored")
+                raise ConfigError(f"--ignore-config-keys {key}: {self.family} uses this key; it cannot be ignored")
         unknown = self._unknown()
         if unknown:
-            flags = " ".join(f"--ignore-config-key {key}" for key, _ in unknown)
+            flags = " ".join(f"--ignore-config-keys {key}" for key, _ in unknown)
             listed = ", ".join(f"{key} = {shown(value)}" for key, value in unknown)
             what = f"{self.family} does not know {listed}, which may change the results"
             raise self.error(f"{what}; to serve it as if absent, pass {flags}")

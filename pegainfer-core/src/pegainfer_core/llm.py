@@ -72,8 +72,8 @@ class LLM:
             self._run(self._client.start())
             if on_progress is not None:
                 self._client.on_progress.append(on_progress)
-            self.tokenizer: Tokenizer = resolved.family.tokenizer(resolved.checkpoint.path)
-            self.chat_format: ChatFormat = resolved.family.chat_format(self.tokenizer, resolved.checkpoint.path)
+            self.tokenizer: Tokenizer = resolved.load_tokenizer()
+            self.chat_format: ChatFormat = resolved.load_chat_format(self.tokenizer)
             self.info: EngineInfo = self._run(self._client.wait_ready())
         except BaseException:
             self.close()

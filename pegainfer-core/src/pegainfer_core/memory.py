@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from pegainfer_core.config import EngineConfig
 from pegainfer_core.errors import ConfigError
 from pegainfer_core.kv.storage import allocate, page_bytes
 from pegainfer_core.model import Model
@@ -22,6 +23,32 @@ CPU_KV_CACHE_BYTES = 1 << 30
 GPU_GRAPHS_BYTES = 400 << 20
 GPU_MARGIN_BYTES = 150 << 20
 """Kept free for what a profile does not see: fragmentation, the driver's own allocations."""
+
+
+def reachable_model_len(resolved: ResolvedModel, placement: Placement) -> int:
+    """The context that is wanted, as far as the pool could ever hold it: bounds tables and buffers before the pool is known.
+
+    Raises ConfigError if --max-model-len asks for more.
+    """
+    config = resolved.config
+    on_gpu = placement.device.type == "cuda"
+    budget = config.kv_cache_memory or (placement.total_memory if on_gpu else CPU_KV_CACHE_BYTES)
+    per_page = page_bytes(resolved.plan.kv_groups, config.page_size, placement.dtype.itemsize)
+    capacity = (budget // per_page - 1) * config.page_size
+    wanted = config.max_model_len or resolved.plan.max_context
+    if capacity < 1:
+        return wanted  # that not even a page fits is told by num_pages
+    return fitting_model_len(config, wanted, capacity)
+
+
+def fitting_model_len(config: EngineConfig, wanted: int, capacity: int) -> int:
+    """What of `wanted` tokens a pool of `capacity` holds. Raises ConfigError where the user asked for them."""
+    if capacity < wanted and config.max_model_len is not None:
+        raise ConfigError(
+            f"--max-model-len {wanted} does not fit: the KV cache holds {capacity} tokens; "
+            "lower it, or raise --kv-cache-memory or --gpu-memory-utilization"
+        )
+    return min(wanted, capacity)
 
 
 def num_pages(

@@ -13,6 +13,7 @@ import torch
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.errors import ConfigError
 from pegainfer_core.family import ModelPlan
+from pegainfer_core.machine import check_kv_cache_memory, machine_memory
 
 MIN_COMPUTE_CAPABILITY = (8, 0)
 CPU_PREFILL_TOKENS = 1024
@@ -25,6 +26,8 @@ class Placement:
     """Device and types, decided."""
 
     device: torch.device
+    total_memory: int
+    """Bytes that the device has, in use or not."""
     dtype: torch.dtype
     dtype_name: str
     attention_backend: str
@@ -61,8 +64,11 @@ def place(config: EngineConfig, plan: ModelPlan) -> Placement:
     on_gpu = device.type == "cuda"
     if config.cuda_graphs and not on_gpu:
         raise ConfigError("--cuda-graphs needs a CUDA device")
+    total_memory = torch.cuda.mem_get_info(device)[1] if on_gpu else machine_memory()
+    check_kv_cache_memory(config, total_memory, str(device) if on_gpu else "this machine")
     return Placement(
         device=device,
+        total_memory=total_memory,
         dtype=getattr(torch, dtype_name),
         dtype_name=dtype_name,
         attention_backend=backend,

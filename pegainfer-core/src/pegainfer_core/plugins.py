@@ -7,6 +7,7 @@ names no family: which extra serves a model type is published as data, in the en
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -254,9 +255,13 @@ def _families_of(plugins: Plugins, name: str) -> list[ModelFamily]:
 
 def _rejection(family: ModelFamily, hf_config: Mapping[str, Any]) -> str | None:
     try:
-        return family.rejects(hf_config)
-    except Exception as error:  # a family that fails on a stranger's config declines it
+        # a copy: the next family sees what is in the file
+        reason: Any = family.rejects(copy.deepcopy(hf_config))
+    except (Exception, SystemExit) as error:  # a family that fails on a stranger's config declines it
         return f"could not read config.json - {_one_line(error)}"
+    if reason is None or isinstance(reason, str):
+        return reason
+    return f"its rejects() returned {type(reason).__name__} {reason!r}, not a reason or None"
 
 
 def _observer(implementation: Implementation) -> Callable[[StepReport], None]:

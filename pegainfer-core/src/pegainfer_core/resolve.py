@@ -5,19 +5,22 @@ Owns that one resolution, used by the server, `LLM`, `pegainfer inspect` and the
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from pegainfer_core.chat import ChatFormat
 from pegainfer_core.checkpoint import Checkpoint, read_json, resolve_checkpoint
 from pegainfer_core.config import EngineConfig
-from pegainfer_core.errors import CheckpointError
+from pegainfer_core.errors import CheckpointError, ConfigError
 from pegainfer_core.family import ModelFamily, ModelPlan
+from pegainfer_core.family_calls import blamed, check_plan, checked
 from pegainfer_core.hf_config import read_eos
 from pegainfer_core.plugins import Plugins, parse_options
-from pegainfer_core.tokenizer import read_special_tokens
+from pegainfer_core.tokenizer import Tokenizer, read_special_tokens
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,22 +30,43 @@ class ResolvedModel:
     config: EngineConfig
     checkpoint: Checkpoint
     family: ModelFamily
+    package: str
+    """Distribution and version that brought the family."""
     plan: ModelPlan
     vocab_size: int
     """Ids below this can be decoded; the rest of the logits' width is padding."""
     eos_token_ids: frozenset[int]
     """Of config.json, generation_config.json and the tokenizer together."""
+    unknown_eos_token_ids: frozenset[int]
+    """Those of the files that no token has; they can never be sampled."""
+
+    def load_tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer. Raises CheckpointError, or PluginError if the family's code fails."""
+        with blamed(self.family, self.package, "tokenizer"):
+            made = self.family.tokenizer(self.checkpoint.path)
+        return checked(made, Tokenizer, self.family, self.package, "tokenizer")
+
+    def load_chat_format(self, tokenizer: Tokenizer) -> ChatFormat:
+        """How messages become a prompt. Raises CheckpointError, or PluginError if the family's code fails."""
+        with blamed(self.family, self.package, "chat_format"):
+            made = self.family.chat_format(tokenizer, self.checkpoint.path)
+        return checked(made, ChatFormat, self.family, self.package, "chat_format")
 
 
 def resolve_model(config: EngineConfig, plugins: Plugins, *, configs_only: bool = False) -> ResolvedModel:
     """Find the checkpoint and its family and let it plan.
 
-    `configs_only` downloads no weights. Raises ConfigError, UnsupportedModelError or CheckpointError.
+    `configs_only` downloads no weights. Raises ConfigError, UnsupportedModelError or CheckpointError, and PluginError if the family's
+    code fails.
     """
     checkpoint = resolve_checkpoint(config.model, config.revision, configs_only=configs_only)
     family = plugins.claim(checkpoint.config)
-    options = parse_options(family, config.options)
-    plan = family.plan(checkpoint.config, config, options)
+    package = " ".join(plugins.family_origin(family))
+    plan = _plan(family, package, checkpoint, config)
+    if config.max_model_len is not None and config.max_model_len > plan.max_context:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len} exceeds the {plan.max_context} positions of this checkpoint (config.json)"
+        )
     vocabulary = _read_vocabulary(checkpoint.path)
     eos_token_ids = plan.eos_token_ids | read_eos(checkpoint.config, checkpoint.generation_config)
     eos_text = read_special_tokens(checkpoint.path).get("eos_token")
@@ -53,10 +77,24 @@ def resolve_model(config: EngineConfig, plugins: Plugins, *, configs_only: bool 
         config=msgspec.structs.replace(config, model=str(checkpoint.path), revision=None),
         checkpoint=checkpoint,
         family=family,
+        package=package,
         plan=plan,
         vocab_size=vocab_size,
         eos_token_ids=frozenset(token_id for token_id in eos_token_ids if token_id < vocab_size),
+        unknown_eos_token_ids=frozenset(token_id for token_id in eos_token_ids if token_id >= vocab_size),
     )
+
+
+def _plan(family: ModelFamily, package: str, checkpoint: Checkpoint, config: EngineConfig) -> ModelPlan:
+    """The family's plan. It gets copies: what it does to them reaches nobody else."""
+    with blamed(family, package, "options"):
+        options = parse_options(family, config.options)
+    own_config = msgspec.structs.replace(config, options=dict(config.options))
+    with blamed(family, package, "plan"):
+        made = family.plan(copy.deepcopy(checkpoint.config), own_config, options)
+    plan = checked(made, ModelPlan, family, package, "plan")
+    check_plan(plan, family, package)
+    return plan
 
 
 class _AddedToken(msgspec.Struct):

@@ -11,6 +11,7 @@ import math
 import msgspec
 
 from pegainfer_core.errors import RequestError
+from pegainfer_core.field_types import wrong_fields
 
 MAX_LOGPROBS = 20  # as the OpenAI API; bounds the per-step top-k work
 MAX_LOGIT_BIAS = 300  # entries, as the OpenAI API
@@ -53,7 +54,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """The same for every prompt token. Disables reading the prefix cache for this request."""
 
     def __post_init__(self) -> None:
-        """Raise RequestError naming the first field that is out of range."""
+        """Raise RequestError naming the first field that is of another type or out of range."""
+        for name, problem in wrong_fields(self):
+            raise RequestError(f"{name} {problem}", param=name)
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             if not math.isfinite(value):

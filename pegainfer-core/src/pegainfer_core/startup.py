@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.engine import Engine
 from pegainfer_core.errors import ConfigError
+from pegainfer_core.family_calls import blamed, checked
 from pegainfer_core.kernel_cache import use_triton_folder
 from pegainfer_core.kv.cache import KVCache
 from pegainfer_core.messages import EngineInfo, LoadProgress
 from pegainfer_core.plugins import Plugins, load_plugins
 from pegainfer_core.preload import read_ahead, wake_device
 from pegainfer_core.resolve import ResolvedModel, resolve_model
-from pegainfer_core.scheduler import SchedulerLimits
+from pegainfer_core.scheduler import Scheduler, SchedulerLimits
 from pegainfer_core.step_profiler import StepProfiler
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def start_engine(
     read_ahead(resolved.checkpoint.path)
     import torch
 
-    from pegainfer_core.memory import num_pages
+    from pegainfer_core.memory import num_pages, reachable_model_len
     from pegainfer_core.model import BuildContext
     from pegainfer_core.ops.attention import make_attention_backend
     from pegainfer_core.ops.linear_cpu import pack_linears
@@ -54,7 +55,7 @@ def start_engine(
 
     clock.mark("import")
     placement = place(resolved.config, resolved.plan)
-    max_model_len = _wanted_model_len(resolved)
+    max_model_len = reachable_model_len(resolved, placement)
     context = BuildContext(device=placement.device, dtype=placement.dtype, max_model_len=max_model_len)
     try:
         model, weight_bytes = _load_model(resolved, context, on_progress)
@@ -89,23 +90,16 @@ class _Timeline:
         self._last = now
 
 
-def _wanted_model_len(resolved: ResolvedModel) -> int:
-    longest = resolved.plan.max_context
-    wanted = resolved.config.max_model_len
-    if wanted is not None and wanted > longest:
-        raise ConfigError(f"--max-model-len {wanted} exceeds the {longest} positions of this checkpoint (config.json)")
-    return wanted or longest
-
-
 def _load_model(resolved: ResolvedModel, context: BuildContext, on_progress: OnProgress) -> tuple[Model, int]:
     import torch
 
-    from pegainfer_core.kv.storage import check_groups
+    from pegainfer_core.model import Model
     from pegainfer_core.weights import load_weights
 
-    check_groups(resolved.plan)
-    with torch.device("meta"):
-        model = resolved.family.build(resolved.plan, context)
+    family, package = resolved.family, resolved.package
+    with blamed(family, package, "build", torch.OutOfMemoryError), torch.device("meta"):
+        made = family.build(resolved.plan, context)
+    model = checked(made, Model, family, package, "build")
     num_bytes = load_weights(
         model,
         resolved.plan,
@@ -131,18 +125,13 @@ def _assemble(
 ) -> tuple[Engine, EngineInfo]:
     from pegainfer_core.graphs import cuda_recorder
     from pegainfer_core.kv.storage import allocate, page_bytes
+    from pegainfer_core.memory import fitting_model_len
     from pegainfer_core.runner import Runner
     from pegainfer_core.sampler import Sampler
 
     config = resolved.config
     cache = KVCache(num_pages, config.page_size, config.prefix_cache)
-    if cache.num_token_capacity < max_model_len:
-        if config.max_model_len is not None:
-            raise ConfigError(
-                f"--max-model-len {max_model_len} does not fit: the KV cache holds {cache.num_token_capacity} tokens; "
-                "lower it, or raise --kv-cache-memory or --gpu-memory-utilization"
-            )
-        max_model_len = cache.num_token_capacity
+    max_model_len = fitting_model_len(config, max_model_len, cache.num_token_capacity)
     limits = SchedulerLimits(
         max_model_len=max_model_len,
         max_prefill_tokens=placement.max_prefill_tokens,
@@ -171,8 +160,10 @@ def _assemble(
     observers = plugins.step_observers()
     if config.profile_dir is not None:
         observers = [*observers, StepProfiler(Path(config.profile_dir))]
+    with blamed(resolved.family, resolved.package, "scheduler"):
+        made = resolved.family.scheduler(resolved.plan, limits, cache)
     engine = Engine(
-        resolved.family.scheduler(resolved.plan, limits, cache),
+        checked(made, Scheduler, resolved.family, resolved.package, "scheduler"),
         runner,
         run_ahead=placement.run_ahead,
         observers=observers,

@@ -85,6 +85,9 @@ async def load_model(config: EngineConfig, plugins: Plugins, client: ProcessClie
     """Resolve the checkpoint, then start the engine and load the text tools beside it."""
     await client.spawn()
     resolved = await in_daemon_thread(lambda: resolve_model(config, plugins))
+    if resolved.unknown_eos_token_ids:
+        ids = ", ".join(map(str, sorted(resolved.unknown_eos_token_ids)))
+        log.warning("eos_token_id %s: no token has this id, so no answer can end with it", ids)
     client.config = resolved.config  # the engine finds the very files that were found here
     await client.start()
     from pegainfer_server.sampling import defaults_from_generation_config  # takes a while, beside the engine
@@ -99,9 +102,9 @@ async def load_model(config: EngineConfig, plugins: Plugins, client: ProcessClie
 
 
 def load_text_tools(resolved: ResolvedModel) -> tuple[Tokenizer, ChatFormat]:
-    """The checkpoint's tokenizer and chat format. Raises CheckpointError."""
-    tokenizer = resolved.family.tokenizer(resolved.checkpoint.path)
-    return tokenizer, resolved.family.chat_format(tokenizer, resolved.checkpoint.path)
+    """The checkpoint's tokenizer and chat format. Raises CheckpointError or PluginError."""
+    tokenizer = resolved.load_tokenizer()
+    return tokenizer, resolved.load_chat_format(tokenizer)
 
 
 def add_plugin_routes(plugins: Plugins, app: FastAPI, client: EngineClient) -> None:

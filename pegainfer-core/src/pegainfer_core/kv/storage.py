@@ -11,17 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pegainfer_core.errors import ConfigError
 from pegainfer_core.family import KVGroup, ModelPlan
-
-
-def check_groups(plan: ModelPlan) -> None:
-    """Raise ConfigError for kinds of KV groups this version has no pools for."""
-    for group in plan.kv_groups:
-        if group.kind != "full":
-            raise ConfigError(f"{plan.family} needs a KV group of kind {group.kind!r}; this version has kind 'full'")
-    layers = sorted(layer for group in plan.kv_groups for layer in group.layers)
-    assert layers == list(range(plan.num_layers)), f"{plan.family}: KV groups must cover every layer once, got {layers}"
 
 
 def page_bytes(groups: Sequence[KVGroup], page_size: int, itemsize: int) -> int:

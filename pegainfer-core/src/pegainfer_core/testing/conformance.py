@@ -132,7 +132,7 @@ class FamilyConformance(EngineConformance):
         assert done.returncode == 0, done.stderr
 
     def test_refuses_an_unknown_config_key_unless_told_to_ignore_it(self) -> None:
-        """config.json is read strictly; --ignore-config-key makes a key as if absent."""
+        """config.json is read strictly; --ignore-config-keys makes a key as if absent."""
         config = {**self.first_config(), "pegainfer_unknown_key": 7}
         with pytest.raises(ConfigError, match="pegainfer_unknown_key"):
             self.family.plan(config, EngineConfig(model="model"), self.family.options())
