@@ -63,3 +63,24 @@ async def test_phases_are_logged_once_and_again_when_they_last(
         "loading: kernels",
         "loading: kernels, still going on after 6 s",
     ]
+
+
+def test_on_a_terminal_a_bar_shows_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress.showing_progress() as show:
+        for report in (
+            LoadProgress("weights", 1, 4),
+            LoadProgress("weights", 4, 4),
+            LoadProgress("kernels", 0, 0),
+            LoadProgress("more graphs", 7, 0),
+        ):
+            show(report)
+    assert (
+        "more graphs 7" in terminal.getvalue()
+    )  # what is drawn before depends on the refresh; the last state always is

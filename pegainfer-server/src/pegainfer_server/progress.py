@@ -95,12 +95,16 @@ def _bars() -> Iterator[Callable[[LoadProgress], None]]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("starting", total=None)
+        task, phase = bars.add_task("starting", total=None), ""
 
         def show(report: LoadProgress) -> None:
+            nonlocal task, phase
+            if report.phase != phase:  # a new bar, because a total cannot become unknown again
+                bars.remove_task(task)
+                task, phase = bars.add_task(report.phase, total=report.total or None), report.phase
             # an unknown total: how many are done goes into the text
             count = f" {report.done}" if report.done and not report.total else ""
-            bars.update(task, description=report.phase + count, completed=report.done, total=report.total or None)
+            bars.update(task, description=report.phase + count, completed=report.done)
 
         yield show
 

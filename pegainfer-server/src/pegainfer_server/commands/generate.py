@@ -6,6 +6,7 @@ fields that win over the flags. Output lines are in the order of the input.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterable
@@ -109,17 +110,16 @@ def run(config: EngineConfig, prompts: list[Prompt], params: list[SamplingParams
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     from pegainfer_server.local import open_llm
+    from pegainfer_server.progress import showing_progress
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        loading = bars.add_task("loading", total=None)
-        with open_llm(
-            config, lambda p: bars.update(loading, description=p.phase, completed=p.done, total=p.total or None)
-        ) as llm:
-            bars.update(loading, visible=False)
-            task = bars.add_task("prompts", total=len(prompts))
-            return llm.generate(prompts, params, on_finished=lambda _: bars.advance(task))
+    with contextlib.ExitStack() as stack:
+        with showing_progress(lines=False) as on_progress:
+            llm = stack.enter_context(open_llm(config, on_progress))
+        bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        task = stack.enter_context(bars).add_task("prompts", total=len(prompts))
+        return llm.generate(prompts, params, on_finished=lambda _: bars.advance(task))
 
 
 def record(prompt: Prompt, completion: Completion) -> dict[str, Any]:
