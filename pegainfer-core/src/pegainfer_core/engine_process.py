@@ -5,21 +5,25 @@ Owns the child's end of the socket and its promise to end with its parent. The f
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import ctypes
+import gc
 import logging
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import zmq
 
 from pegainfer_core.config import EngineConfig
+from pegainfer_core.engine import Engine
 from pegainfer_core.engine_loop import run_engine
-from pegainfer_core.messages import FromEngine, ToEngine
+from pegainfer_core.messages import EngineInfo, FromEngine, LoadProgress, ToEngine
 from pegainfer_core.preload import import_torch
 from pegainfer_core.startup import start_engine
 
@@ -74,11 +78,24 @@ def main(address: str, log_level: int) -> int:
     asked = time.perf_counter()
     config = msgspec.msgpack.decode(socket.recv(), type=EngineConfig)
     begun = BEGUN + time.perf_counter() - asked  # a download is no part of the start
-    start = functools.partial(start_engine, config, begun=begun)
+
+    def start(on_progress: Callable[[LoadProgress], None]) -> tuple[Engine, EngineInfo]:
+        started = start_engine(config, on_progress, begun=begun)
+        settle()
+        return started
+
     ended_well = run_engine(start, SocketChannel(socket), prepare_when_idle=True)
     socket.close(linger=1000)
     context.term()
     return 0 if ended_well else 1
+
+
+def settle() -> None:
+    """After a start: give memory that only the start needed back, and leave what lives as long as the process out of collections."""
+    gc.collect()
+    gc.freeze()
+    with contextlib.suppress(OSError, AttributeError):  # glibc alone has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _end_with_parent() -> None:
