@@ -160,13 +160,14 @@ def test_chat_and_generate_with_the_model_give_the_servers_text(
     assert capfd.readouterr().out == expected["text"] + "\n"
 
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('"Hello"\n\n{"prompt": [5, 6], "max_tokens": 2, "logprobs": 0}\n')
+    prompts.write_text('"Hello"\n\n{"prompt": [5, 6], "max_tokens": 2, "logprobs": 0, "id": "row-2"}\n')
     output = tmp_path / "out.jsonl"
     assert main(["generate", str(checkpoint), "--input", str(prompts), "--output", str(output), *greedy]) == 0
     first, second = (json.loads(line) for line in output.read_text().splitlines())
     assert first["text"] == expected["text"]
     assert first["finish_reason"] == expected["finish_reason"]
     assert second["prompt"] == [5, 6]
+    assert "id" not in first and second["id"] == "row-2"
     assert len(second["token_ids"]) == len(second["logprobs"]) == 2
 
 
@@ -177,6 +178,7 @@ def test_chat_and_generate_with_the_model_give_the_servers_text(
         ('{"prompt": [1, "x"]}', "line 2: prompt must be a text or a list of token ids"),
         ('{"prompt": "x", "temperature": -1}', "line 2: temperature must be at least 0"),
         ("{", "line 2: "),
+        (r'"\ud800"', "line 2: "),
     ],
 )
 def test_generate_names_the_bad_line(

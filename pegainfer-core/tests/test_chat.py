@@ -262,7 +262,7 @@ def test_template_files_win_over_tokenizer_config(checkpoint: Checkpoint) -> Non
 
 def test_without_template_the_error_names_the_other_endpoint(checkpoint: Checkpoint) -> None:
     chat = load(checkpoint())
-    with pytest.raises(RequestError, match="no chat template; use /v1/completions"):
+    with pytest.raises(RequestError, match="no chat template; it completes prompts only"):
         chat.render([user("a")])
 
 

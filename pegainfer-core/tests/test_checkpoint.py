@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 from huggingface_hub import errors as hub
 from pegainfer_core.checkpoint import read_json, resolve_checkpoint, weight_files
 from pegainfer_core.errors import CheckpointError, ConfigError
+from pegainfer_core.tokenizer import load_tokenizer
 from safetensors.numpy import save_file
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -311,3 +312,21 @@ def test_offline_mode_uses_the_cache_and_nothing_else(tmp_path: Path) -> None:
     missing = resolve_offline("org/other", tmp_path)
     assert missing.returncode == 1
     assert f"org/other is not in the hub cache {tmp_path / 'hub'} and HF_HUB_OFFLINE is set" in missing.stderr
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 1503300328\n"
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_recognised(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(POINTER)
+    read: dict[str, Callable[[], object]] = {
+        "config.json": lambda: resolve_checkpoint(str(tmp_path)),
+        "model.safetensors": lambda: weight_files(tmp_path),
+        "tokenizer.json": lambda: load_tokenizer(tmp_path),
+    }
+    with pytest.raises(CheckpointError) as caught:
+        read[name]()
+    assert (
+        str(caught.value) == f"{tmp_path / name} is a Git LFS pointer, not the file; run `git lfs pull` in {tmp_path}"
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pegainfer_core import LLM, CheckpointError, ConfigError, RequestError, SamplingParams, UnsupportedModelError
-from pegainfer_core.messages import LoadProgress
+from pegainfer_core.messages import AddRequest, LoadProgress
 from pegainfer_core.testing.corrupt import edit_config, remove_file_of
 from pegainfer_qwen3.testing import write_tiny_qwen3
 
@@ -70,6 +70,30 @@ def test_chat_renders_the_template(llm: LLM) -> None:
     answer = llm.chat(messages, GREEDY)
     assert answer.prompt_ids == llm.chat_format.encode(llm.chat_format.render(messages))
     assert len(answer.token_ids) == 12
+
+
+def test_without_params_a_prompt_gets_16_tokens_and_a_chat_all_it_takes(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[SamplingParams] = []
+    generate = llm._client.generate
+
+    def spy(request: AddRequest) -> Any:
+        asked.append(request.params)
+        return generate(AddRequest(request.request_id, request.prompt_ids, GREEDY))
+
+    monkeypatch.setattr(llm._client, "generate", spy)
+    llm.generate("Hello")
+    list(llm.stream("Hello"))
+    llm.chat([{"role": "user", "content": "Hello"}])
+    assert asked == [SamplingParams(max_tokens=16), SamplingParams(max_tokens=16), SamplingParams()]
+
+
+def test_a_text_that_cannot_fit_is_refused_without_being_tokenized(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm.tokenizer, "encode", None)
+    with pytest.raises(RequestError, match="1000000 characters does not fit this model's context of 4096") as caught:
+        llm.generate("a" * 1_000_000)
+    assert caught.value.code == "context_length_exceeded"
 
 
 def test_refusals_are_request_errors_and_harm_nobody(llm: LLM) -> None:

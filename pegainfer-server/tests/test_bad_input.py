@@ -297,3 +297,45 @@ async def test_a_prompt_that_fills_the_context_can_be_echoed(served: Any) -> Non
     assert (await served.refused(PATH, {**full, "max_tokens": 1}))["code"] == "context_length_exceeded"
     over = {"prompt": [300] * 129, "echo": True, "max_tokens": 0}
     assert (await served.refused(PATH, over))["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/jsonx", "x"])
+async def test_a_body_that_is_said_to_be_no_json_is_refused(served: Any, path: str, kind: str) -> None:
+    response = await served.http.post(path, content=b"{}", headers={"Content-Type": kind})
+    assert response.status_code == 415
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "unsupported_media_type")
+    assert "application/json" in error["message"] and kind in error["message"]
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"Content-Type": "application/json"}, {"Content-Type": "Application/JSON; charset=utf-8"}]
+)
+async def test_a_body_that_may_be_json_is_read(served: Any, headers: dict[str, str]) -> None:
+    response = await served.http.post(PATH, content=b'{"prompt": "Hello"}', headers=headers)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        ("user", 7, "a string"),
+        ("user", {"id": 1}, "a string"),
+        ("safety_identifier", ["a"], "a string"),
+        ("metadata", "a", "an object"),
+        ("metadata", ["a"], "an object"),
+        ("store", "yes", "true or false"),
+        ("prompt_cache_key", True, "a string"),
+    ],
+)
+async def test_ignored_fields_have_types(served: Any, field: str, value: Any, wanted: str) -> None:
+    error = await served.refused(PATH, {"prompt": "Hello", field: value})
+    assert error["param"] == field and f"must be {wanted}, got {value!r}" in error["message"]
+    chat = {"messages": [{"role": "user", "content": "Hello"}], field: value}
+    assert (await served.refused("/v1/chat/completions", chat))["param"] == field
+
+
+async def test_ignored_fields_of_their_types_and_null_are_taken(served: Any) -> None:
+    fields = {"user": "a", "safety_identifier": "b", "metadata": {"c": "d"}, "store": False, "prompt_cache_key": None}
+    await served.complete(**fields)

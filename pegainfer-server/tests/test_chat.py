@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pegainfer_core.chat import TemplateChatFormat
 from pegainfer_core.testing.fake_client import fake_logprob
 
 PATH = "/v1/chat/completions"
@@ -242,3 +243,20 @@ async def test_no_tools_is_fine(served: Any) -> None:
 async def test_a_long_conversation_is_refused_not_cut(served: Any) -> None:
     error = await served.refused(PATH, {"messages": [{"role": "user", "content": "word " * 200}]})
     assert error["code"] == "context_length_exceeded" and "128" in error["message"]
+
+
+async def test_without_a_template_the_way_out_is_named(serve: Any, tokenizer: Any, tmp_path: Any) -> None:
+    served = await serve(chat_format=TemplateChatFormat(tokenizer, tmp_path))
+    body = {"messages": [{"role": "user", "content": "Hello"}]}
+    for path in ("/v1/chat/completions", "/tokenize"):
+        error = await served.refused(path, body)
+        assert error["param"] == "messages"
+        assert error["message"] == (
+            "messages: this model has no chat template; it completes prompts only; use /v1/completions"
+        )
+
+
+async def test_an_assistant_message_without_content_or_calls_says_what_it_needs(served: Any) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None}]
+    error = await served.refused("/v1/chat/completions", {"messages": messages})
+    assert error["param"] == "messages[1].content" and "beside tool_calls only" in error["message"]

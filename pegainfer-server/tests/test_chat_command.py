@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
 import pytest
 from pegainfer_core.errors import PegainferError
+from pegainfer_server.cli import main
 from pegainfer_server.commands import chat
 from pegainfer_server.speakers import RemoteSpeaker
 
@@ -134,3 +137,68 @@ def test_a_server_that_is_no_openai_api_is_told() -> None:
 def test_a_server_that_cannot_be_reached_is_told(url: str) -> None:
     with RemoteSpeaker(url, None, None, {}) as speaker, pytest.raises(PegainferError, match="cannot talk to"):
         list(speaker.reply(ASK))
+
+
+def pipe(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    """Standard input that is no terminal."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"Hello\n", "Hello"),
+        (b"Hello\r\n", "Hello"),
+        (b"Hello", "Hello"),
+        (b"  two\n\nlines \n\n", "  two\n\nlines \n"),
+        ("Gr\u00fc\u00dfe\n".encode(), "Gr\u00fc\u00dfe"),
+    ],
+)
+def test_a_piped_message_loses_the_newline_that_ends_it(
+    monkeypatch: pytest.MonkeyPatch, data: bytes, text: str
+) -> None:
+    pipe(monkeypatch, data)
+    assert chat.piped_message() == text
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "standard input holds no message"),
+        (b"\n", "standard input holds no message"),
+        (b"\xff\xfe", "standard input is not UTF-8"),
+    ],
+)
+def test_standard_input_without_a_message_is_a_usage_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], data: bytes, message: str
+) -> None:
+    pipe(monkeypatch, data)
+    assert main(["chat", "--url", "http://127.0.0.1:1"]) == 2
+    assert message in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "message"),
+    [
+        ("--prompt", " ", "--prompt must not be empty"),
+        ("--system", "", "--system must not be empty"),
+        ("--prompt", "\udcff", "--prompt is not UTF-8"),
+        ("--system", "\udcff", "--system is not UTF-8"),
+    ],
+)
+def test_a_text_flag_that_says_nothing_is_a_usage_error(
+    capfd: pytest.CaptureFixture[str], flag: str, text: str, message: str
+) -> None:
+    arguments = ["chat", "--url", "http://127.0.0.1:1", flag, text]
+    assert main(arguments if flag == "--prompt" else [*arguments, "--prompt", "Hi"]) == 2
+    assert message in capfd.readouterr().err
+
+
+def test_a_line_that_is_not_utf_8_does_not_end_the_conversation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    type_in(monkeypatch, "\udcff", "one")
+    parrot = Parrot()
+    chat.talk(chat.Conversation(parrot, None))
+    assert [heard[-1]["content"] for heard in parrot.heard] == ["one"]
+    assert "error: this is not UTF-8" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pytest
 import typer
 from pegainfer_core.plugins import BrokenPlugin
 from pegainfer_server.cli import add_plugin_commands, app, expand_alias, main
-from pegainfer_server.commands import doctor
+from pegainfer_server.commands import doctor, generate
 from pegainfer_server.commands.serve import collect_api_keys
 from typer.main import get_command
 
@@ -201,6 +201,33 @@ def test_version(capfd: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capfd, "--version")
     assert code == 0
     assert out.startswith("pegainfer ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--served-model-name", ""], "--served-model-name must not be empty"),
+        (["--served-model-name", "a", "--served-model-name", " "], "--served-model-name must not be empty"),
+        (["--max-body-size", "0"], "--max-body-size must be at least 1 byte, got 0"),
+        (["--max-running-requests", "1000000000"], "--max-running-requests must be at most 4096"),
+        (["--seed", str(2**63)], "--seed must be a 64-bit integer"),
+    ],
+)
+def test_server_flags_that_make_no_sense_are_usage_errors(
+    flags: list[str], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capfd, "serve", "unread", *flags)
+    assert code == 2
+    assert message in err
+
+
+def test_rows_of_input_keep_their_id(tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text('"a"\n{"prompt": [5], "id": 7}\n{"id": null, "prompt": "b", "seed": 3}\n')
+    rows = generate.read_input(str(file), {"max_tokens": 2})
+    assert [row.prompt for row in rows] == ["a", [5], "b"]
+    assert [row.own for row in rows] == [{}, {"id": 7}, {"id": None}]
+    assert [(row.params.max_tokens, row.params.seed) for row in rows] == [(2, None), (2, None), (2, 3)]
 
 
 # API keys

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
+import pegainfer_core
 import pluggy
 import pytest
 from fastapi import FastAPI
@@ -214,3 +215,15 @@ def test_the_process_imports_neither_torch_nor_transformers() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/metrics", "/version", "/v1/models", "/v1/models/tiny"])
+async def test_headers_alone_may_be_asked_for(served: Any, path: str) -> None:
+    whole = await served.http.get(path)
+    assert whole.status_code == 200
+    assert (await served.http.head(path)).status_code == 200
+    assert (await served.http.head("/v1/models/other")).status_code == 404
+
+
+async def test_the_root_says_what_this_is(served: Any) -> None:
+    assert (await served.http.get("/")).json() == {"name": "pegainfer", "version": pegainfer_core.__version__}

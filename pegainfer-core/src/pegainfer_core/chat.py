@@ -55,6 +55,13 @@ _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
+class NoChatTemplateError(RequestError):
+    """The checkpoint has no template for messages; it takes prompts only."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param="messages")
+
+
 class ChatFormat(ABC):
     """How a family's messages become a prompt."""
 
@@ -68,7 +75,10 @@ class ChatFormat(ABC):
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt as text. Raises RequestError if the template refuses the messages or a kwarg is reserved."""
+        """The prompt as text.
+
+        Raises RequestError if the template refuses the messages or a kwarg is reserved, NoChatTemplateError if there is none.
+        """
 
     @abstractmethod
     def encode(self, rendered: str) -> list[int]:
@@ -138,8 +148,10 @@ class TemplateChatFormat(ChatFormat):
             return self._templates["default"]
         if self._templates:
             names = ", ".join(sorted(self._templates))
-            raise RequestError(f"this model has chat templates ({names}) but no default one; use /v1/completions")
-        raise RequestError("this model has no chat template; use /v1/completions")
+            raise NoChatTemplateError(
+                f"this model has chat templates ({names}) but no default one; it completes prompts only"
+            )
+        raise NoChatTemplateError("this model has no chat template; it completes prompts only")
 
     def _checked_kwargs(self, template: ChatTemplate, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         reserved = RESERVED_KWARGS | self._special_tokens.keys()

@@ -32,6 +32,8 @@ TEXT_FILES = (
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
 )
+LFS_POINTER = b"version https://git-lfs"
+"""How a file begins that was cloned without Git LFS."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _FOREIGN = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.safetensors")
 
@@ -90,6 +92,7 @@ def read_json(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
     except json.JSONDecodeError as error:
+        refuse_lfs_pointer(file)
         where = f"line {error.lineno} column {error.colno}"
         raise CheckpointError(f"{file} is not valid JSON: {error.msg} at {where}") from error
     except (UnicodeDecodeError, RecursionError) as error:
@@ -97,6 +100,13 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{file} holds no JSON object")
     return value
+
+
+def refuse_lfs_pointer(file: Path) -> None:
+    """Raise CheckpointError if Git LFS has left a pointer in a file's place. Ask when a file cannot be read as what it should be."""
+    with file.open("rb") as opened:
+        if opened.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise CheckpointError(f"{file} is a Git LFS pointer, not the file; run `git lfs pull` in {file.parent}")
 
 
 # weight files
@@ -149,7 +159,10 @@ def tensor_names(file: Path) -> frozenset[str]:
     try:
         with safe_open(file, framework="np") as opened:
             return frozenset(opened.keys())
-    except (SafetensorError, OSError) as error:
+    except SafetensorError as error:
+        refuse_lfs_pointer(file)
+        raise CheckpointError(f"{file} is no complete safetensors file: {error}") from error
+    except OSError as error:
         raise CheckpointError(f"{file} is no complete safetensors file: {error}") from error
 
 

@@ -25,6 +25,8 @@ from pegainfer_core.thread_client import ThreadClient
 from pegainfer_core.tokenizer import Detokenizer, Tokenizer
 
 Prompt = str | list[int]
+DEFAULT_MAX_TOKENS = 16
+"""Of prompts without sampling parameters, as in the OpenAI API: a prompt alone does not say when to stop."""
 T = TypeVar("T")
 
 
@@ -90,8 +92,9 @@ class LLM:
     ) -> list[Completion]:
         """One completion per prompt, in order; all run together. A prompt is text, or token ids.
 
-        `params` is one for all or one per prompt; `on_finished(index)` is called as each ends. Raises RequestError for the first
-        prompt that is refused.
+        `params` is one for all or one per prompt; without any, an answer has at most 16 tokens, whereas `SamplingParams()` goes on to
+        EOS or the end of the context. `on_finished(index)` is called as each ends. Raises RequestError for the first prompt that is
+        refused.
         """
         many = _prompt_list(prompts)
         each = _params_list(params, len(many))
@@ -99,7 +102,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
         """The same for one prompt, step by step. Leaving the iterator early aborts the request."""
-        outputs = self._client.generate(self._request(prompt, params or SamplingParams()))
+        outputs = self._client.generate(self._request(prompt, params or SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)))
         detokenizer = Detokenizer(self.tokenizer)
         try:
             while True:
@@ -117,9 +120,9 @@ class LLM:
     def chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, **template_kwargs: Any
     ) -> Completion:
-        """The assistant's next message."""
+        """The assistant's next message; without `params` as long as the assistant makes it, or the context allows."""
         rendered = self.chat_format.render(messages, template_kwargs=template_kwargs)
-        return self.generate([self.chat_format.encode(rendered)], params)[0]
+        return self.generate([self.chat_format.encode(rendered)], params or SamplingParams())[0]
 
     def close(self) -> None:
         """Give back the device's memory; the object is of no use after."""
@@ -210,7 +213,7 @@ def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def _params_list(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+        return [params or SamplingParams(max_tokens=DEFAULT_MAX_TOKENS)] * count
     if len(params) != count:
         raise RequestError(f"{count} prompts but {len(params)} sampling parameters")
     return list(params)

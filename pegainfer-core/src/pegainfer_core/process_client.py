@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
+import os
 import signal
 import sys
-import tempfile
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -21,6 +20,9 @@ import zmq.asyncio
 from pegainfer_core.client import EngineClient
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.messages import FromEngine, Shutdown, ToEngine
+
+if TYPE_CHECKING:
+    from pegainfer_core.ipc_folder import IpcFolder
 
 CLOSE_SECONDS = 10.0
 """How long a closing engine may take before it is killed."""
@@ -38,7 +40,7 @@ class ProcessClient(EngineClient):
         """What the engine will be told; may be replaced until `start`."""
         self._context: zmq.asyncio.Context | None = None
         self._socket: zmq.asyncio.Socket | None = None
-        self._directory: Path | None = None
+        self._folder: IpcFolder | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
@@ -90,16 +92,19 @@ class ProcessClient(EngineClient):
         if self._socket is not None and self._context is not None:
             self._socket.close(linger=0)
             self._context.term()
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None
         self.mark_closed()
 
     def _bind(self) -> str:
         """Bind the socket; IPC where the platform has it, else loopback TCP. Returns the address."""
         assert self._socket is not None
-        if zmq.has("ipc"):
-            self._directory = Path(tempfile.mkdtemp(prefix="pegainfer-"))
-            address = f"ipc://{self._directory}/engine"
+        if os.name == "posix" and zmq.has("ipc"):
+            from pegainfer_core.ipc_folder import IpcFolder  # POSIX only
+
+            self._folder = IpcFolder()
+            address = f"ipc://{self._folder.path}/engine"
             self._socket.bind(address)
             return address
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from pegainfer_core.chat import ChatFormat
-from pegainfer_core.checkpoint import Checkpoint, read_json, resolve_checkpoint
+from pegainfer_core.checkpoint import Checkpoint, read_json, refuse_lfs_pointer, resolve_checkpoint
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.errors import CheckpointError, ConfigError
 from pegainfer_core.family import ModelFamily, ModelPlan
@@ -120,7 +120,10 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
         return {}
     try:
         parsed = msgspec.json.decode(file.read_bytes(), type=_TokenizerFile)
-    except (msgspec.MsgspecError, OSError) as error:
+    except msgspec.MsgspecError as error:
+        refuse_lfs_pointer(file)
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
     vocab = parsed.model.vocab or {}
     if isinstance(vocab, list):  # Unigram: [text, score] by id

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from pegainfer_core.checkpoint import read_json
+from pegainfer_core.checkpoint import read_json, refuse_lfs_pointer
 from pegainfer_core.errors import CheckpointError, RequestError
 from pegainfer_core.token_bytes import TokenBytes, token_bytes_of
 from pegainfer_core.token_length import TokenLength
@@ -160,6 +160,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         backend = Backend.from_file(str(file))
     except Exception as error:  # the library raises plain Exception
+        refuse_lfs_pointer(file)
         raise CheckpointError(f"{file} is no tokenizer of the tokenizers library: {error}") from error
     _add_declared_tokens(backend, config, path)
     backend.encode_special_tokens = config.get("split_special_tokens") is True

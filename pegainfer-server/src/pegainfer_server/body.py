@@ -5,6 +5,7 @@ Owns the step from bytes to a validated pydantic model, with errors that name th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,15 +16,30 @@ from pegainfer_server.http_errors import ApiError, bad_request
 
 Body = TypeVar("Body", bound=BaseModel)
 
+JSON_TYPE = "application/json"
+NOTHING_IGNORED: Mapping[str, type] = {}
+_TYPE_NAMES = {str: "a string", bool: "true or false", dict: "an object"}
 _MAX_SHOWN = 60  # characters of a wrong value that an error repeats
 
 
-async def read_body(request: Request, model: type[Body], max_bytes: int, ignored: frozenset[str] = frozenset()) -> Body:
-    """The request's body as `model`. Raises ApiError: 413 too large, 400 anything else. `ignored` fields may be there."""
+async def read_body(
+    request: Request, model: type[Body], max_bytes: int, ignored: Mapping[str, type] = NOTHING_IGNORED
+) -> Body:
+    """The request's body as `model`. Raises ApiError: 413 too large, 415 said to be no JSON, 400 anything else.
+
+    `ignored` fields may be there, if they are of these types.
+    """
+    content_type = request.headers.get("content-type", JSON_TYPE).partition(";")[0].strip().lower()
+    if content_type != JSON_TYPE:
+        raise ApiError(
+            415,
+            f"the body must be JSON: Content-Type {JSON_TYPE}, not {content_type[:100]!r}",
+            code="unsupported_media_type",
+        )
     return parse_body(await _read_bytes(request, max_bytes), model, ignored)
 
 
-def parse_body(raw: bytes, model: type[Body], ignored: frozenset[str] = frozenset()) -> Body:
+def parse_body(raw: bytes, model: type[Body], ignored: Mapping[str, type] = NOTHING_IGNORED) -> Body:
     """`raw` as `model`. A top-level null is the same as leaving the field out, as in the OpenAI API."""
     try:
         data = msgspec.json.decode(raw)  # strict: NaN, Infinity, 1e999, broken UTF-8 and lone surrogates are errors
@@ -33,7 +49,13 @@ def parse_body(raw: bytes, model: type[Body], ignored: frozenset[str] = frozense
         raise bad_request("the body is not valid JSON: nested too deep", code="invalid_json") from None
     if not isinstance(data, dict):
         raise bad_request("the body must be a JSON object", code="invalid_json")
-    fields = {name: value for name, value in data.items() if value is not None and name not in ignored}
+    fields = {name: value for name, value in data.items() if value is not None}
+    for name in ignored.keys() & fields.keys():
+        value = fields.pop(name)
+        if not isinstance(value, ignored[name]):
+            raise bad_request(
+                f"{name}: must be {_TYPE_NAMES[ignored[name]]}, got {_shown(value)}", name, "invalid_value"
+            )
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -62,7 +84,12 @@ def _invalid(error: ValidationError) -> ApiError:
         return bad_request(f"{name}: this server does not support this field", name, code="unsupported_field")
     if first["type"] == "missing":
         return bad_request(f"{name}: this field is required", name, code="missing_field")
-    shown = repr(first["input"])
-    shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
     reason = first["msg"].removeprefix("Value error, ")
-    return bad_request(f"{name}: {reason[:1].lower()}{reason[1:]}, got {shown}", name, code="invalid_value")
+    return bad_request(
+        f"{name}: {reason[:1].lower()}{reason[1:]}, got {_shown(first['input'])}", name, code="invalid_value"
+    )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -32,7 +32,8 @@ def _message(item: Any, where: str) -> dict[str, Any]:
         )
     content = fields.pop("content", None)
     if content is None and not (role == "assistant" and fields.get("tool_calls")):
-        raise bad_request(f"{where}.content: this field is required", f"{where}.content", "missing_field")
+        needs = "; an assistant message may do without it beside tool_calls only" if role == "assistant" else ""
+        raise bad_request(f"{where}.content: this field is required{needs}", f"{where}.content", "missing_field")
     for name, given in fields.items():
         if name not in PASSED_ON and given != []:  # clients send back empty lists that answers held
             raise _unsupported(f"{where}.{name}", "this server does not support this field")

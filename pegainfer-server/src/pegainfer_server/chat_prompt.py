@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pegainfer_core.chat import ChatFormat
+from pegainfer_core.chat import ChatFormat, NoChatTemplateError
 from pegainfer_core.messages import EngineInfo
 from pegainfer_core.tokenizer import Tokenizer
 
@@ -53,7 +53,10 @@ async def encode_chat(
         tokenizer.check_length(rendered, info.max_model_len, "messages")
         return chat_format.encode(rendered)
 
-    ids = await off_loop(_size(messages), encode)
+    try:
+        ids = await off_loop(_size(messages), encode)
+    except NoChatTemplateError as error:
+        raise bad_request(f"messages: {error}; use /v1/completions", "messages", "unsupported_field") from None
     if not ids:
         raise bad_request("messages: the rendered prompt is empty", "messages", "invalid_value")
     return ids

@@ -21,7 +21,7 @@ from pegainfer_server.state import ServerState
 log = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health"})  # need no API key: load balancers have none
-UNCOUNTED_PATHS = frozenset({"/health", "/metrics", "/version"})  # polled by machines; they would drown the rest
+UNCOUNTED_PATHS = frozenset({"/", "/health", "/metrics", "/version"})  # polled by machines; they would drown the rest
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 

@@ -10,9 +10,15 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-IGNORED_FIELDS = frozenset({"user", "safety_identifier", "metadata", "store", "prompt_cache_key"})
-"""Accepted and ignored: they tell the operator about the caller and ask nothing of the answer. Everything else that is not declared
-below is a 400 naming it."""
+IGNORED_FIELDS: dict[str, type] = {
+    "user": str,
+    "safety_identifier": str,
+    "metadata": dict,
+    "store": bool,
+    "prompt_cache_key": str,
+}
+"""Accepted and ignored, with their types: they tell the operator about the caller and ask nothing of the answer. Everything else that is
+not declared below is a 400 naming it."""
 
 MAX_CHOICES_PER_PROMPT = 128  # n, as the OpenAI API
 MAX_CHOICES = 2048  # prompts times n of one request

@@ -1,4 +1,4 @@
-"""The small routes: /health, /metrics, /version and /v1/models. All but the last answer before the model is ready.
+"""The small routes: /, /health, /metrics, /version and /v1/models. All but the last answer before the model is ready.
 
 Owns also which model names are served.
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 import pegainfer_core
 from fastapi import APIRouter
+from fastapi.routing import APIRoute
 from pegainfer_core.messages import EngineInfo
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
@@ -51,6 +52,11 @@ def router(state: ServerState, metrics: ServerMetrics) -> APIRouter:
     """The routes, for `create_app`."""
     routes = APIRouter()
 
+    @routes.get("/")
+    async def get_root() -> Response:
+        """What this is, for whoever only probes that a server is there."""
+        return JSONResponse({"name": "pegainfer", "version": pegainfer_core.__version__})
+
     @routes.get("/health")
     async def get_health() -> Response:
         """200 while requests are taken, else 503 with how far the start is or why the engine ended."""
@@ -79,6 +85,9 @@ def router(state: ServerState, metrics: ServerMetrics) -> APIRouter:
         info, _ = state.serving()
         return JSONResponse(_card(served_name(state, name), state, info))
 
+    for route in list(routes.routes):  # whoever may ask may ask for the headers alone
+        assert isinstance(route, APIRoute)
+        routes.add_api_route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
     return routes
 
 

@@ -50,16 +50,42 @@ def chat(
         for flag, value in (("--url", url), ("--api-key", api_key), ("--model-name", model_name)):
             if value is not None:
                 raise typer.BadParameter(f"{flag} is for a running server; MODEL needs none")
+    if prompt is None and not sys.stdin.isatty():
+        prompt = piped_message()
+    for flag, text in (("--prompt", prompt), ("--system", system)):
+        if text is not None and not text.strip():
+            raise typer.BadParameter(f"{flag} must not be empty")
+        if text is not None and not is_unicode(text):
+            raise typer.BadParameter(f"{flag} is not UTF-8")
     with open_speaker(
         config, url or DEFAULT_URL, api_key or os.environ.get(API_KEY_VARIABLE), model_name, fields
     ) as speaker:
         conversation = Conversation(speaker, system)
-        if prompt is None and not sys.stdin.isatty():
-            prompt = sys.stdin.read()
         if prompt is not None:
             conversation.say(prompt)
         else:
             talk(conversation)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text from the system was whole: Python hands on other bytes as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def piped_message() -> str:
+    """The message on standard input, without the newline that ends a text. Raises typer.BadParameter if there is none."""
+    try:
+        text = sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"standard input is not UTF-8: {error}") from None
+    text = text.removesuffix("\n").removesuffix("\r")
+    if not text.strip():
+        raise typer.BadParameter("standard input holds no message; without a terminal it is the one message to answer")
+    return text
 
 
 @contextlib.contextmanager
@@ -124,12 +150,17 @@ def talk(conversation: Conversation) -> None:
         except (EOFError, KeyboardInterrupt):
             typer.echo()
             return
+        except UnicodeDecodeError as error:
+            typer.echo(f"error: this is not UTF-8: {error}", err=True)
+            continue
         if text == "/exit":
             return
         if text == "/clear":
             conversation.clear()
         elif text.startswith("/"):
             typer.echo(f"there is no command {text.split()[0]}. {HELP}", err=True)
+        elif not is_unicode(text):
+            typer.echo("error: this is not UTF-8", err=True)
         elif text:
             _answer(conversation, text)
 

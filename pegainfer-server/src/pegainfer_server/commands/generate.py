@@ -1,12 +1,14 @@
 """`pegainfer generate`: prompts in, completions out, without a server.
 
-Owns the JSONL forms. An input line is a JSON string, or an object with `prompt` (text, or a list of token ids) and sampling
-fields that win over the flags. Output lines are in the order of the input.
+Owns the JSONL forms. An input line is a JSON string, or an object with `prompt` (text, or a list of token ids), sampling fields that win
+over the flags, and an `id` of any kind that the output line repeats. Output lines are in the order of the input; a line that is
+wrong ends the command before anything runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import sys
 from collections.abc import Iterable
@@ -48,24 +50,22 @@ def generate(
     """Complete prompts without a server.
 
     Prompts go to the model as they are; see `chat` for messages. With --prompt and no --output the texts are printed,
-    else one JSON object a line.
+    else one JSON object a line. A line of --input is a JSON text, or an object with `prompt` (a text or token ids), perhaps
+    an `id` that the output repeats, and perhaps sampling fields; a line that is wrong is named before anything runs.
     """
     if bool(prompt) == (input_file is not None):
         raise typer.BadParameter("give --prompt or --input (one of the two)")
     if output_file is not None and not output_file.absolute().parent.is_dir():
         raise typer.BadParameter(f"--output {output_file}: there is no such directory")
     fields = given_fields(max_tokens, temperature, top_p, top_k, sampling)
-    if input_file is None:
-        prompts: list[Prompt] = list(prompt)
-        params = [sampling_params(fields)] * len(prompts)
-    else:
-        prompts, params = read_input(input_file, fields)
-    completions = run(config, prompts, params)
+    given = [Row(text, sampling_params(fields)) for text in prompt]
+    rows = given if input_file is None else read_input(input_file, fields)
+    completions = run(config, [row.prompt for row in rows], [row.params for row in rows])
     if input_file is None and output_file is None:
         for completion in completions:
             typer.echo(completion.text)
         return
-    lines = [json.dumps(record(*item), ensure_ascii=False) for item in zip(prompts, completions, strict=True)]
+    lines = [json.dumps(record(*item), ensure_ascii=False) for item in zip(rows, completions, strict=True)]
     text = "".join(f"{line}\n" for line in lines)
     if output_file is None:
         typer.echo(text, nl=False)
@@ -73,31 +73,42 @@ def generate(
         output_file.write_text(text, encoding="utf-8")
 
 
-def read_input(file: str, fields: dict[str, Any]) -> tuple[list[Prompt], list[SamplingParams]]:
-    """Prompts of a JSONL file (`-` is standard input). Raises PegainferError naming the line."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """One line of input."""
+
+    prompt: Prompt
+    params: SamplingParams
+    own: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What the output repeats: nothing, or the id."""
+
+
+def read_input(file: str, fields: dict[str, Any]) -> list[Row]:
+    """Rows of a JSONL file (`-` is standard input). Raises PegainferError naming the line."""
     try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+        text = sys.stdin.buffer.read().decode() if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PegainferError(f"--input {file} cannot be read: {error}") from error
-    prompts: list[Prompt] = []
-    params: list[SamplingParams] = []
+    rows: list[Row] = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         try:
             entry = json.loads(line)
-            own = dict(entry) if isinstance(entry, dict) else {"prompt": entry}
-            prompts.append(_checked_prompt(own.pop("prompt", None)))
-            params.append(sampling_params({**fields, **own}))
+            given = dict(entry) if isinstance(entry, dict) else {"prompt": entry}
+            own = {"id": given.pop("id")} if "id" in given else {}
+            prompt = _checked_prompt(given.pop("prompt", None))
+            rows.append(Row(prompt, sampling_params({**fields, **given}), own))
         except (ValueError, RequestError) as error:
             raise PegainferError(f"--input {file} line {number}: {error}") from error
-    if not prompts:
+    if not rows:
         raise PegainferError(f"--input {file} holds no prompt")
-    return prompts, params
+    return rows
 
 
 def _checked_prompt(value: Any) -> Prompt:
     if isinstance(value, str):
+        value.encode()  # a lone surrogate is a UnicodeEncodeError
         return value
     if isinstance(value, list) and value and all(type(item) is int for item in value):
         return value
@@ -122,10 +133,11 @@ def run(config: EngineConfig, prompts: list[Prompt], params: list[SamplingParams
         return llm.generate(prompts, params, on_finished=lambda _: bars.advance(task))
 
 
-def record(prompt: Prompt, completion: Completion) -> dict[str, Any]:
+def record(row: Row, completion: Completion) -> dict[str, Any]:
     """One line of output."""
     entry: dict[str, Any] = {
-        "prompt": prompt,
+        **row.own,
+        "prompt": row.prompt,
         "text": completion.text,
         "token_ids": completion.token_ids,
         "finish_reason": completion.finish_reason,

@@ -42,6 +42,10 @@ def serve(
     """Serve MODEL over the OpenAI API."""
     from pegainfer_server.serve import ServerOptions, run_server
 
+    if not all(name.strip() for name in served_model_name):
+        raise typer.BadParameter("--served-model-name must not be empty")
+    if max_body_size < 1:
+        raise typer.BadParameter(f"--max-body-size must be at least 1 byte, got {max_body_size}")
     options = ServerOptions(
         host=host,
         port=port,
