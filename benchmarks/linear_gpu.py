@@ -3,7 +3,7 @@
 Owns measurement only. Weights rotate over more data than the L2 cache holds; a number is the median of replays of a captured graph.
 Every tile is checked against the plain operations in float32 before it is timed. Writes one JSON file.
 
-    python benchmarks/linear_gpu.py --out linear.json              the tiles in use, single operations, the whole step
+    python benchmarks/linear_gpu.py --out linear.json              the tiles in use, single operations
     python benchmarks/linear_gpu.py --out linear.json --sweep      and every other tile, compiled ahead by some processes
     TRITON_INTERPRET=1 python benchmarks/linear_gpu.py --out linear.json --rehearse     tiny shapes on the CPU: values only
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import dataclasses
-import functools
 import itertools
 import json
 import math
@@ -23,25 +22,17 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from attention_gpu import microseconds
-from gpu_spine import QWEN3_4B, provenance
-from pegainfer_core.config import EngineConfig
-from pegainfer_core.model import BuildContext, ForwardBatch
-from pegainfer_core.ops import dispatch, linear, linear_triton
+from gpu_spine import provenance
+from pegainfer_core.ops import linear_triton
 from pegainfer_core.ops.activation import silu_mul
-from pegainfer_core.ops.attention import Attention
-from pegainfer_core.ops.attention_triton import TritonAttention
 from pegainfer_core.ops.dispatch import fast_ops
 from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile
 from pegainfer_core.ops.norm import RMSNorm, rms_norm
 from pegainfer_core.ops.sampling import greedy
-from pegainfer_core.testing.paged_attention import paged_batch
-from pegainfer_qwen3.family import Qwen3Family
-from pegainfer_qwen3.testing import tiny_config
 from torch import Tensor
 
 BF16 = torch.bfloat16
@@ -84,10 +75,11 @@ SMALL = [
 class Case:
     """Rotating weights of one product, and inputs for one number of tokens."""
 
-    def __init__(self, product: Product, tokens: int, device: str) -> None:
+    def __init__(self, product: Product, tokens: int, device: str, sets: int | None = None) -> None:
         self.product, self.tokens = product, tokens
         rows, depth = product.weight_shape
-        self.sets = 1 if device == "cpu" else max(2, min(24, math.ceil(ROTATED_BYTES / (2 * rows * depth))))
+        enough = max(2, min(24, math.ceil(ROTATED_BYTES / (2 * rows * depth))))
+        self.sets = sets or (1 if device == "cpu" else enough)
         dtype = torch.float16 if device == "cpu" else BF16
         self.weights = torch.randn(self.sets, rows, depth, dtype=dtype, device=device) * depth**-0.5
         self.norm = RMSNorm(depth, EPS, dtype)
@@ -287,56 +279,6 @@ def _single_calls(tokens: int, device: str) -> Iterator[tuple[str, Callable[[], 
         yield "greedy", lambda: greedy(logits, vocab - 7), logits.nbytes
 
 
-def step_times(device: str, layers: int) -> Iterator[dict[str, Any]]:
-    """The whole model on decode rows of 1024 tokens, from token ids to chosen ids, as one graph; with parts turned off."""
-    config = tiny_config(**QWEN3_4B | {"num_hidden_layers": layers}) if device == "cuda" else tiny_config()
-    dtype = BF16 if device == "cuda" else torch.float32
-    family = Qwen3Family()
-    plan = family.plan(config, EngineConfig(model="random"), family.options())
-    model = family.build(plan, BuildContext(device=torch.device(device), dtype=dtype, max_model_len=2048))
-    for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if weight is not None:
-            random = torch.randn(weight.shape, dtype=dtype, device=device)
-            value = random * weight.shape[1] ** -0.5 if weight.dim() == 2 else torch.ones_like(random)
-            module.weight = torch.nn.Parameter(value, requires_grad=False)
-    group = plan.kv_groups[0]
-    heads = (config["num_attention_heads"], group.num_kv_heads)
-    for rows in (1, 2, 4, 8, 16, 32, 64) if device == "cuda" else (2,):
-        context = 1024 if device == "cuda" else 20
-        shapes: dict[str, Any] = {"heads": heads, "head_dim": group.head_dim, "page_size": 16}
-        paged = paged_batch([(1, context)] * rows, dtype=dtype, device=device, **shapes)
-        caches = [tuple(torch.nan_to_num(cache) for cache in paged.caches) for _ in range(plan.num_layers)]
-        attention = Attention(
-            backend=TritonAttention(torch.device(device)),
-            caches=caches,  # type: ignore[arg-type]
-            metadata=paged.metadata,
-        )
-        batch = ForwardBatch(
-            token_ids_T=torch.arange(rows, device=device),
-            positions_T=torch.full((rows,), context - 1, device=device),
-            attention=attention,
-        )
-        step = functools.partial(_step, model, batch, plan.vocab_size)
-        row: dict[str, Any] = {"rows": rows, "layers": plan.num_layers}
-        for name, variant in _variants():
-            with variant():
-                row[name] = round(microseconds(step, 1), 1) if device == "cuda" else float(step()[1].sum())
-        yield row
-
-
-def _step(model: Any, batch: ForwardBatch, vocab_size: int) -> tuple[Tensor, Tensor]:
-    return greedy(model.logits(model(batch)), vocab_size)
-
-
-def _variants() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The step as it is, without overlapping launches, with cuBLAS for all products, and plain."""
-    yield "us", functools.partial(fast_ops, True)
-    yield "independent_us", functools.partial(mock.patch.object, dispatch, "can_depend", return_value=False)
-    yield "cublas_us", functools.partial(mock.patch.object, linear, "choose_tile", return_value=None)
-    yield "plain_us", functools.partial(fast_ops, False)
-
-
 def best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The three fastest of each product and number of tokens."""
     timed = [row for row in rows if "us" in row]
@@ -368,7 +310,6 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--seconds", type=float, default=200.0, help="of the sweep")
     parser.add_argument("--workers", type=int, default=14, help="processes that compile ahead of the sweep")
-    parser.add_argument("--layers", type=int, default=QWEN3_4B["num_hidden_layers"])
     parser.add_argument("--rehearse", action="store_true")
     options = parser.parse_args()
     device = "cpu" if options.rehearse else "cuda"
@@ -379,7 +320,6 @@ def main() -> None:
 
     with torch.inference_mode():
         result["single"] = _collect("single operations", single_times(device))
-        result["step"] = _collect("step", step_times(device, options.layers))
         write()
         deadline = time.monotonic() + options.seconds
         if options.sweep and not options.rehearse:

@@ -29,6 +29,8 @@ class LinearTile:
     """On the matrix units: the weight is the left operand."""
     prefetch: int = 0
     """Lines of 128 bytes of each row of the weight that are asked for before the inputs are there."""
+    parts: int = 1
+    """Into how many the depth is cut, each for programs of its own, where features alone make too few programs."""
 
 
 def _rows(features: int, depth: int, warps: int, stages: int, prefetch: int = 8) -> LinearTile:

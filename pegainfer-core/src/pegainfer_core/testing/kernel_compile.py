@@ -31,11 +31,12 @@ SHAPES = [
 ]
 """Of attention."""
 
+PARTS_TILE = LinearTile(features=64, depth=32, warps=4, stages=3, matrix_units=True, weight_first=True, parts=4)
 MATRIX_TILE = LinearTile(features=16, depth=32, warps=1, stages=3, matrix_units=True, weight_first=True, prefetch=8)
 
 KERNELS = {
     attention_triton: ("attend_kernel", "merge_kernel", "write_kernel"),
-    linear_triton: ("rows_kernel", "tiles_kernel"),
+    linear_triton: ("rows_kernel", "tiles_kernel", "parts_kernel"),
     token_triton: ("norm_kernel", "silu_mul_kernel", "heads_kernel", "arg_max_parts_kernel", "arg_max_kernel"),
 }
 
@@ -105,6 +106,7 @@ def _operation_launches() -> Iterator[tuple[dict[str, Any], Callable[[], object]
             yield facts, functools.partial(plain, norm_I=x[0], eps=1e-6)
             yield facts, functools.partial(plain, norm_I=x[0], eps=1e-6, gated=True)
             yield facts, functools.partial(plain, residual_TO=torch.empty(tokens, 5120, dtype=dtype))
+        yield facts, functools.partial(linear_triton.linear_parts, x, weight, PARTS_TILE)
         yield facts, functools.partial(token_triton.rms_norm, x, x[0], 1e-6)
         yield facts, functools.partial(token_triton.add_rms_norm, x, x, x[0], 1e-6)
         yield facts, functools.partial(token_triton.silu_mul, x)
