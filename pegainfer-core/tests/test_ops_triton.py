@@ -17,7 +17,7 @@ from pegainfer_core.ops.attention import Attention
 from pegainfer_core.ops.attention_torch import TorchAttention
 from pegainfer_core.ops.dispatch import fast_ops, use_triton
 from pegainfer_core.ops.heads import rotate_and_store
-from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile
+from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile, shared_bytes
 from pegainfer_core.ops.norm import RMSNorm, add_rms_norm, rms_norm
 from pegainfer_core.ops.rope import RotaryTable
 from pegainfer_core.ops.sampling import greedy
@@ -120,6 +120,7 @@ def test_tiles_are_for_few_tokens() -> None:
         assert choose_tile(17, features, depth, bf16, gated) is None
         assert choose_tile(16, features, depth, torch.float32, gated) is None
         assert choose_tile(1, features, depth, bf16, gated) != own
+        assert own.stages * own.depth * 2 * (own.features + 16) <= shared_bytes(own, 16, bf16, gated) < 228 << 10
     assert choose_tile(5, 6144, 2560, bf16, False) is None
     assert choose_tile(32, 151936, 2560, bf16, False) is not None
     for dtype in (bf16, torch.float16, torch.float32):

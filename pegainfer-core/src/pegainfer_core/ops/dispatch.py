@@ -59,5 +59,12 @@ def launch_options(device: torch.device) -> dict[str, Any]:
 
 
 @functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that one program may use."""
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block))
+
+
+@functools.cache
 def _supported(device: torch.device) -> bool:
     return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)

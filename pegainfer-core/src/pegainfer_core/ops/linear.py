@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pegainfer_core.ops.activation import silu_mul
-from pegainfer_core.ops.dispatch import use_triton
+from pegainfer_core.ops.dispatch import shared_memory, use_triton
 from pegainfer_core.ops.linear_cpu import PackedWeight
-from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile
+from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile, shared_bytes
 from pegainfer_core.ops.norm import RMSNorm
 
 
@@ -69,7 +69,9 @@ def _tile(x: Tensor, weight_OI: Tensor, gated: bool = False) -> LinearTile | Non
     if x.dim() != 2 or not use_triton(x):
         return None
     features = weight_OI.shape[0] // 2 if gated else weight_OI.shape[0]
-    return choose_tile(x.shape[0], features, weight_OI.shape[1], x.dtype, gated)
+    tile = choose_tile(x.shape[0], features, weight_OI.shape[1], x.dtype, gated)
+    fits = tile is not None and shared_bytes(tile, x.shape[0], x.dtype, gated) <= shared_memory(x.device)
+    return tile if fits else None
 
 
 def _norm_fits(x: Tensor) -> bool:

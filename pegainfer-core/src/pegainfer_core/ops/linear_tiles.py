@@ -118,6 +118,11 @@ _ONE_TOKEN = _rows(4, 512, 1, 3)
 _ONE_TOKEN_FLOAT32 = LinearTile(features=4, depth=256, warps=2, stages=1)
 
 
+def shared_bytes(tile: LinearTile, tokens: int, dtype: torch.dtype, gated: bool) -> int:
+    """At most so much shared memory is needed: the pipeline's stages of the weight and of the tokens."""
+    return (tile.features * (1 + gated) + max(16, tokens)) * tile.depth * dtype.itemsize * tile.stages
+
+
 def choose_tile(tokens: int, features: int, depth: int, dtype: torch.dtype, gated: bool) -> LinearTile | None:
     """The tile for `tokens` tokens and a weight [features, depth] (`gated`: two of them), or None: cuBLAS is faster."""
     if dtype == torch.float32:
