@@ -72,14 +72,16 @@ def test_heads(dtype: torch.dtype, norms: str) -> None:
 
 def test_rotation_rows_are_those_of_the_step() -> None:
     rotary = RotaryTable(RopeConfig(theta=1e4, scaling=None), 8, 64, CPU)
+    positions_T = torch.zeros(2, dtype=torch.int64)
     for positions in ([0, 5], [7], [63, 2]):
-        positions_T = torch.tensor(positions)
-        first = rotary.step_rows(positions_T, torch.float32)
-        assert rotary.step_rows(positions_T, torch.float32) is first, "the layers of a step share them"
+        positions_T[: len(positions)] = torch.tensor(positions)  # the same tensor, filled again
+        step = object()
+        first = rotary.step_rows(positions_T[: len(positions)], torch.float32, step)
+        assert rotary.step_rows(positions_T, torch.float32, step) is first, "the layers of a step share them"
         cos_T1D, sin_T1D = first
         torch.testing.assert_close(cos_T1D[:, 0, 4:], rotary.cos_CN[positions])
         torch.testing.assert_close(sin_T1D[:, 0, :4], -rotary.sin_CN[positions])
-        assert rotary.step_rows(positions_T, torch.bfloat16)[0].dtype == torch.bfloat16
+        assert rotary.step_rows(positions_T, torch.bfloat16, step)[0].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -33,7 +33,7 @@ def rotate_and_store(
     weights = None if norms is None else (norms[0].weight, norms[1].weight, norms[0].eps)
     same_eps = norms is None or norms[0].eps == norms[1].eps
     if same_eps and use_cpu(qkv_TND):
-        cos_sin_T1D = rotary.step_rows(positions_T, qkv_TND.dtype)
+        cos_sin_T1D = rotary.step_rows(positions_T, qkv_TND.dtype, attention.metadata)
         return token_cpu.rotate_and_store(qkv_TND, weights, cos_sin_T1D, attention, layer)
     if same_eps and use_triton(qkv_TND):
         from pegainfer_core.ops import token_triton

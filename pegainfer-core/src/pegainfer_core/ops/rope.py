@@ -89,17 +89,20 @@ class RotaryTable(nn.Module):
         angles_CN = positions_C[:, None] * frequencies_N.to(device)
         self.register_buffer("cos_CN", angles_CN.cos() * factor, persistent=False)
         self.register_buffer("sin_CN", angles_CN.sin() * factor, persistent=False)
-        self._step: tuple[Tensor, tuple[Tensor, Tensor]] | None = None
+        self._step: tuple[object, tuple[Tensor, Tensor]] | None = None
 
     def forward(self, q_THD: Tensor, k_TKD: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """See `apply_rope`."""
         return apply_rope(q_THD, k_TKD, positions_T, self.cos_CN, self.sin_CN)
 
-    def step_rows(self, positions_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos twice, and -sin and sin, [T, 1, D]: what `token_cpu` rotates with. The layers of a step share them."""
-        if self._step is None or self._step[0] is not positions_T or self._step[1][0].dtype != dtype:
+    def step_rows(self, positions_T: Tensor, dtype: torch.dtype, step: object) -> tuple[Tensor, Tensor]:
+        """cos twice, and -sin and sin, [T, 1, D]: what `token_cpu` rotates with. The layers of a step share them.
+
+        `step` is an object of this step alone: the same positions tensor may be filled again for the next one.
+        """
+        if self._step is None or self._step[0] is not step or self._step[1][0].dtype != dtype:
             cos_T1N = self.cos_CN[positions_T].unsqueeze(1).to(dtype)
             sin_T1N = self.sin_CN[positions_T].unsqueeze(1).to(dtype)
             rows = torch.cat((cos_T1N, cos_T1N), dim=-1), torch.cat((-sin_T1N, sin_T1N), dim=-1)
-            self._step = positions_T, rows
+            self._step = step, rows
         return self._step[1]
