@@ -19,6 +19,7 @@ import zmq.asyncio
 
 from pegainfer_core.client import EngineClient
 from pegainfer_core.config import EngineConfig
+from pegainfer_core.cpu_settings import engine_settings
 from pegainfer_core.messages import FromEngine, Shutdown, ToEngine
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class ProcessClient(EngineClient):
         self._socket.setsockopt(zmq.LINGER, 0)
         level = logging.getLogger().getEffectiveLevel()  # the engine logs what this process would
         command = [sys.executable, "-m", "pegainfer_core.engine_process", self._bind(), str(level)]
-        self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
+        environment = os.environ | engine_settings(os.environ)
+        self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, env=environment)
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
 
     def send(self, message: ToEngine) -> None:
