@@ -166,6 +166,11 @@ def tensor_names(file: Path) -> frozenset[str]:
         raise CheckpointError(f"{file} is no complete safetensors file: {error}") from error
 
 
+def has_foreign_weights(path: Path) -> bool:
+    """Whether a directory has weights of other names or kinds than those that are served."""
+    return any(any(path.glob(pattern)) for pattern in _FOREIGN)
+
+
 def _no_safetensors(path: Path) -> CheckpointError:
     found = sorted({file.name for pattern in _FOREIGN for file in path.glob(pattern)})
     there = f"; there is {', '.join(found[:3])}" if found else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
@@ -23,6 +24,8 @@ from pegainfer_core.sampling_params import SamplingParams
 from pegainfer_core.startup import start_engine
 from pegainfer_core.thread_client import ThreadClient
 from pegainfer_core.tokenizer import Detokenizer, Tokenizer
+
+log = logging.getLogger(__name__)
 
 Prompt = str | list[int]
 DEFAULT_MAX_TOKENS = 16
@@ -64,6 +67,8 @@ class LLM:
         """Load `model`; `settings` are fields of EngineConfig. Raises ConfigError and its kinds."""
         config = EngineConfig(model=str(model), **settings)
         resolved = resolve_model(config, load_plugins())
+        for warning in resolved.warnings:
+            log.warning("%s", warning)
         self._loop = asyncio.new_event_loop()
         self._loop_thread = threading.Thread(target=self._loop.run_forever, name="pegainfer-llm", daemon=True)
         self._loop_thread.start()

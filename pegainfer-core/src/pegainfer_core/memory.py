@@ -12,7 +12,7 @@ from pegainfer_core.errors import ConfigError
 from pegainfer_core.kv.storage import allocate, page_bytes
 from pegainfer_core.model import Model
 from pegainfer_core.ops.attention import AttentionBackend
-from pegainfer_core.placement import Placement
+from pegainfer_core.placement import Placement, place
 from pegainfer_core.plan import Join, Row, StepPlan
 from pegainfer_core.resolve import ResolvedModel
 from pegainfer_core.runner import Runner
@@ -25,20 +25,23 @@ GPU_MARGIN_BYTES = 150 << 20
 """Kept free for what a profile does not see: fragmentation, the driver's own allocations."""
 
 
+def check_flags(resolved: ResolvedModel) -> None:
+    """Raise ConfigError for flags that this machine cannot honour. A GPU may be asked about on a machine without."""
+    if not resolved.config.device.startswith("cuda") or torch.cuda.is_available():
+        reachable_model_len(resolved, place(resolved.config, resolved.plan))
+
+
 def reachable_model_len(resolved: ResolvedModel, placement: Placement) -> int:
     """The context that is wanted, as far as the pool could ever hold it: bounds tables and buffers before the pool is known.
 
-    Raises ConfigError if --max-model-len asks for more.
+    Raises ConfigError if --max-model-len asks for more, or not even a page fits.
     """
     config = resolved.config
     on_gpu = placement.device.type == "cuda"
     budget = config.kv_cache_memory or (placement.total_memory if on_gpu else CPU_KV_CACHE_BYTES)
     per_page = page_bytes(resolved.plan.kv_groups, config.page_size, placement.dtype.itemsize)
-    capacity = (budget // per_page - 1) * config.page_size
-    wanted = config.max_model_len or resolved.plan.max_context
-    if capacity < 1:
-        return wanted  # that not even a page fits is told by num_pages
-    return fitting_model_len(config, wanted, capacity)
+    capacity = (_pages(config, budget, per_page, on_gpu) - 1) * config.page_size
+    return fitting_model_len(config, config.max_model_len or resolved.plan.max_context, capacity)
 
 
 def fitting_model_len(config: EngineConfig, wanted: int, capacity: int) -> int:
@@ -57,20 +60,21 @@ def num_pages(
     """Pages of the pool, the padding page included."""
     config = resolved.config
     per_page = page_bytes(resolved.plan.kv_groups, config.page_size, placement.dtype.itemsize)
-    if placement.device.type == "cuda":
-        measured = _measure_free(resolved, placement, model, backend, max_model_len)
-        hint = "raise --gpu-memory-utilization or lower --max-prefill-tokens"
-    else:
-        measured = CPU_KV_CACHE_BYTES
-        hint = "raise --kv-cache-memory"
-    budget = config.kv_cache_memory or measured
-    num_pages = budget // per_page
-    if num_pages < 2:
+    on_gpu = placement.device.type == "cuda"
+    measured = _measure_free(resolved, placement, model, backend, max_model_len) if on_gpu else CPU_KV_CACHE_BYTES
+    num_pages = _pages(config, config.kv_cache_memory or measured, per_page, on_gpu)
+    most = placement.max_running_requests * -(-max_model_len // config.page_size) + 1
+    return num_pages if config.kv_cache_memory else min(num_pages, most)
+
+
+def _pages(config: EngineConfig, budget: int, per_page: int, on_gpu: bool) -> int:
+    if budget // per_page < 2:
+        measured = on_gpu and config.kv_cache_memory is None
+        hint = "raise --gpu-memory-utilization or lower --max-prefill-tokens" if measured else "raise --kv-cache-memory"
         raise ConfigError(
             f"{max(budget, 0)} bytes are left for the KV cache and a page takes {per_page}; at least 2 are needed: {hint}"
         )
-    most = placement.max_running_requests * -(-max_model_len // config.page_size) + 1
-    return num_pages if config.kv_cache_memory else min(num_pages, most)
+    return budget // per_page
 
 
 def _measure_free(

@@ -40,6 +40,14 @@ class ResolvedModel:
     unknown_eos_token_ids: frozenset[int]
     """Those of the files that no token has; they can never be sampled."""
 
+    @property
+    def warnings(self) -> list[str]:
+        """What is odd and no reason to refuse."""
+        if not self.unknown_eos_token_ids:
+            return []
+        ids = ", ".join(map(str, sorted(self.unknown_eos_token_ids)))
+        return [f"eos_token_id {ids}: no token has this id, so no answer can end with it"]
+
     def load_tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer. Raises CheckpointError, or PluginError if the family's code fails."""
         with blamed(self.family, self.package, "tokenizer"):

@@ -41,10 +41,7 @@ def load_weights(
     rules = {rule.parameter: rule for rule in plan.weight_rules}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     _check_rules(plan, rules, parameters, dtype)
-    stored = stored_tensors(checkpoint_path)
-    _check_names(plan, stored, checkpoint_path)
-    for rule in plan.weight_rules:
-        _check_sources(plan, rule, stored)
+    stored = check_tensors(plan, checkpoint_path)
     sources = {rule.parameter: _sources(rule, stored) for rule in plan.weight_rules}
     progress = _Progress(on_progress, sum(tensor.num_bytes for parts in sources.values() for tensor in parts))
     moves: list[Move] = []
@@ -61,6 +58,15 @@ def load_weights(
         _set_parameter(model, name, value)
     transfer(moves, device, progress.add)
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def check_tensors(plan: ModelPlan, checkpoint_path: Path) -> dict[str, StoredTensor]:
+    """The checkpoint's tensors by name, found as the plan wants them; reads headers only. Raises CheckpointError."""
+    stored = stored_tensors(checkpoint_path)
+    _check_names(plan, stored, checkpoint_path)
+    for rule in plan.weight_rules:
+        _check_sources(plan, rule, stored)
+    return stored
 
 
 def _sources(rule: WeightRule, stored: Mapping[str, StoredTensor]) -> list[StoredTensor]:

@@ -85,9 +85,8 @@ async def load_model(config: EngineConfig, plugins: Plugins, client: ProcessClie
     """Resolve the checkpoint, then start the engine and load the text tools beside it."""
     await client.spawn()
     resolved = await in_daemon_thread(lambda: resolve_model(config, plugins))
-    if resolved.unknown_eos_token_ids:
-        ids = ", ".join(map(str, sorted(resolved.unknown_eos_token_ids)))
-        log.warning("eos_token_id %s: no token has this id, so no answer can end with it", ids)
+    for warning in resolved.warnings:
+        log.warning("%s", warning)
     client.config = resolved.config  # the engine finds the very files that were found here
     await client.start()
     from pegainfer_server.sampling import defaults_from_generation_config  # takes a while, beside the engine

@@ -1,13 +1,13 @@
-"""`pegainfer inspect`: what would be served, from config.json alone.
+"""`pegainfer inspect`: what would be served, and whether it could be.
 
-Owns the report. No weights are read and none are downloaded; the arithmetic is `footprint.py`'s, the picture `graph_picture.py`'s.
+Owns the report. No weights are read and none are downloaded; the checks are `dry_start.py`'s, the arithmetic `footprint.py`'s, the picture
+`graph_picture.py`'s.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +19,10 @@ from pegainfer_server.flags import with_engine_flags
 from pegainfer_server.footprint import Device, Footprint, footprint, readable_bytes
 
 if TYPE_CHECKING:
-    from pegainfer_core.checkpoint import Checkpoint
+    from collections.abc import Collection
+
     from pegainfer_core.family import ModelPlan
+    from pegainfer_core.resolve import ResolvedModel
 
 
 GRAPH_CONTEXT = 1024
@@ -57,29 +59,30 @@ def inspect(
 ) -> None:
     """Show what would be served.
 
-    Takes the engine flags of `serve`, checks them, and tells memory, pages and the longest request. Reads no weights.
+    Takes the engine flags of `serve` and tells memory, pages and the longest request. Flags, names and shapes of tensors, tokenizer, chat
+    template and generation config are checked as at a start. Reads no weights, and downloads none.
     """
     if graph is not None and graph.suffix != ".svg":
         raise typer.BadParameter(f"--graph {graph}: only SVG pictures are drawn; give a name that ends in .svg")
-    report = make_report(config)
+    from pegainfer_core.plugins import load_plugins
+
+    from pegainfer_server.dry_start import dry_start
+
+    resolved, present = dry_start(config, load_plugins())
+    report = make_report(config, resolved, present)
+    for warning in resolved.warnings:
+        typer.echo(f"warning: {warning}", err=True)
     if graph is not None:
-        draw_step(config, graph)
+        draw_step(config, resolved, graph)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
     else:
         _print(report)
 
 
-def make_report(config: EngineConfig) -> Report:
-    """Find, claim and plan the model. Raises ConfigError as the start of the server would."""
-    from pegainfer_core.checkpoint import resolve_checkpoint
-    from pegainfer_core.plugins import load_plugins, parse_options
-
-    plugins = load_plugins()
-    checkpoint = resolve_checkpoint(config.model, config.revision, configs_only=True)
-    family = plugins.claim(checkpoint.config)
-    plan = family.plan(checkpoint.config, config, parse_options(family, config.options))
-    present = present_tensors(checkpoint)
+def make_report(config: EngineConfig, resolved: ResolvedModel, present: Collection[str] | None) -> Report:
+    """What the model would take; `present` are the tensors in its files, None if there are none."""
+    plan = resolved.plan
     footprints = [
         footprint(
             plan,
@@ -95,8 +98,8 @@ def make_report(config: EngineConfig) -> Report:
     ]
     return Report(
         model=config.model,
-        family=family.name,
-        package=" ".join(plugins.family_origin(family)),
+        family=resolved.family.name,
+        package=resolved.package,
         checkpoint_dtype=plan.dtype,
         layers=plan.num_layers,
         hidden_size=plan.hidden_size,
@@ -109,21 +112,16 @@ def make_report(config: EngineConfig) -> Report:
     )
 
 
-def draw_step(config: EngineConfig, file: Path) -> None:
+def draw_step(config: EngineConfig, resolved: ResolvedModel, file: Path) -> None:
     """Trace a decode step of one request and write its picture. Raises ConfigError, also if the file cannot be written."""
-    from pegainfer_core.checkpoint import resolve_checkpoint
-    from pegainfer_core.plugins import load_plugins, parse_options
     from pegainfer_core.step_graph import trace_decode_step  # imports torch
 
     from pegainfer_server.graph_picture import draw, headline
 
-    plugins = load_plugins()
-    checkpoint = resolve_checkpoint(config.model, config.revision, configs_only=True)
-    family = plugins.claim(checkpoint.config)
-    plan = family.plan(checkpoint.config, config, parse_options(family, config.options))
+    plan = resolved.plan
     _, dtype = targets(config, plan)[-1]
     context = min(GRAPH_CONTEXT, plan.max_context, config.max_model_len or plan.max_context)
-    graph = trace_decode_step(family, plan, dtype, rows=1, context=context)
+    graph = trace_decode_step(resolved.family, plan, dtype, rows=1, context=context)
     try:
         file.write_text(draw(graph), encoding="utf-8")
     except OSError as error:
@@ -140,16 +138,6 @@ def targets(config: EngineConfig, plan: ModelPlan) -> list[tuple[Device, str]]:
         devices = ("cuda",)
     automatic = {"cpu": "float32", "cuda": plan.dtype}
     return [(device, automatic[device] if config.dtype == "auto" else config.dtype) for device in devices]
-
-
-def present_tensors(checkpoint: Checkpoint) -> Collection[str] | None:
-    """Tensor names from the headers of the weight files; None if there are no such files. Raises CheckpointError."""
-    from pegainfer_core.checkpoint import INDEX_FILE, SINGLE_FILE, weight_files
-
-    index = checkpoint.path / INDEX_FILE
-    if not (checkpoint.path / SINGLE_FILE).exists() and not index.exists():
-        return None
-    return weight_files(checkpoint.path)
 
 
 def _print(report: Report) -> None:
