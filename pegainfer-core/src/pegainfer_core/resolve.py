@@ -134,12 +134,19 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
     vocab = parsed.model.vocab or {}
-    if isinstance(vocab, list):  # Unigram: [text, score] by id
-        vocab = {entry[0]: token_id for token_id, entry in enumerate(vocab)}
-    vocabulary: dict[str, int] = dict(vocab)
+    try:
+        if isinstance(vocab, list):  # Unigram: [text, score] by id
+            vocab = {entry[0]: token_id for token_id, entry in enumerate(vocab)}
+        vocabulary: dict[str, int] = msgspec.convert(vocab, dict[str, int])
+    except (msgspec.ValidationError, TypeError, LookupError) as error:
+        raise CheckpointError(f"{file}: the vocabulary is malformed: {error}") from error
     vocabulary.update({token.content: token.id for token in parsed.added_tokens})
-    declared = _optional(path / "tokenizer_config.json").get("added_tokens_decoder", {})
-    vocabulary.update({fields["content"]: int(key) for key, fields in declared.items()})
+    config_file = path / "tokenizer_config.json"
+    declared = _optional(config_file).get("added_tokens_decoder") or {}
+    try:
+        vocabulary.update({fields["content"]: int(key) for key, fields in declared.items()})
+    except (AttributeError, TypeError, ValueError, LookupError) as error:
+        raise CheckpointError(f"{config_file}: added_tokens_decoder is malformed: {error}") from error
     return vocabulary
 
 
