@@ -141,6 +141,7 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
     """Ids at or above this are never sampled and refused in prompts."""
     eos_token_ids: list[int]
     weight_bytes: int
+    """The parameters in the engine's type, as loaded; a CPU may pack them into other layouts afterwards."""
     kv_cache_bytes: int
     timeline: list[tuple[str, float]]
     """(phase, seconds) of the start."""

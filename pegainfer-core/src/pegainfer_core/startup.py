@@ -6,6 +6,7 @@ Knows no family.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pegainfer_core.model import BuildContext, Model
     from pegainfer_core.ops.attention import AttentionBackend
     from pegainfer_core.placement import Placement
+
+log = logging.getLogger(__name__)
 
 OnProgress = Callable[[LoadProgress], None]
 
@@ -60,7 +63,7 @@ def start_engine(
     try:
         model, weight_bytes = _load_model(resolved, context, on_progress)
         if placement.fused_ops and placement.device.type == "cpu":
-            weight_bytes = pack_linears(model)
+            log.info("weights packed for this CPU: %d bytes", pack_linears(model))
         waking.join()
         clock.mark("weights")
         on_progress(LoadProgress("kernels", 0, 0))
