@@ -112,8 +112,7 @@ def test_the_start_reports_progress_and_what_was_decided(checkpoint: Path) -> No
         llm.generate([5], GREEDY)
         info = llm.info
     last = [report for report in seen if report.phase == "weights"][-1]
-    assert last.done == last.total
-    assert info.weight_bytes == last.total + 512 * 64 * 4, "a table that is tied is there as it is, and packed"
+    assert last.done == last.total == info.weight_bytes
     assert seen[-1].phase == "kernels"
     assert (info.device, info.dtype, info.attention_backend) == ("cpu", "float32", "torch-batched")
     assert (info.max_model_len, info.vocab_size, info.eos_token_ids) == (100, 512, [2])

@@ -11,11 +11,11 @@ from pathlib import Path
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-SPIN_COUNT = 5000
+SPIN_COUNT = 10_000
 """Rounds that an idle OpenMP thread looks for work before it sleeps. GOMP's own 300,000 (milliseconds) leave no core to whatever else
-runs: steps took 20 to 1,000 ms instead of 6. With none at all they took 12; with these, 6 (docs/LOG.md)."""
+runs: see docs/LOG.md for what each count costs."""
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
-"""Large blocks of memory on huge pages where the system allows it: 6 to 18 % of a decode step."""
+"""Large blocks of memory on huge pages where the system allows it: up to 18 % of a decode step."""
 
 SYSTEM = Path("/sys")
 

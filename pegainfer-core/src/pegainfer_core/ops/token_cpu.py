@@ -10,6 +10,7 @@ D head dim, V vocabulary.
 from __future__ import annotations
 
 import functools
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 def rms_norm(x: Tensor, weight_E: Tensor, eps: float) -> Tensor:
     """See ops/norm.py."""
+    if x.dtype == torch.float32 and x.numel() == x.shape[-1]:
+        # a single row: its factor as a number saves half of the calls
+        factor = 1 / math.sqrt(torch.linalg.vector_norm(x).item() ** 2 / x.shape[-1] + eps)
+        return torch.addcmul(_scalar(0.0), x, weight_E, value=factor)
     return normalise(x, eps).mul_(weight_E)
 
 
@@ -29,7 +34,8 @@ def normalise(x: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps), rounded to x's type."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
     factor = torch.addcmul(_scalar(eps), norm, norm, value=1 / x.shape[-1]).rsqrt_()
-    return (x * factor).to(x.dtype)
+    normalised = x * factor
+    return normalised if x.dtype == torch.float32 else normalised.to(x.dtype)
 
 
 @functools.cache
