@@ -53,7 +53,7 @@ def checkpoint(name: str, folder: Path) -> Path:
     if name == "qwen3-60m":
         from random_checkpoint import write_checkpoint
 
-        return write_checkpoint(folder / name, name)
+        return write_checkpoint(folder / name, name, torch_dtype="bfloat16")  # as published checkpoints store values
     return Path(name)
 
 
