@@ -157,12 +157,12 @@ def test_heads(heads: tuple[int, int], head_dim: int, normed: bool, dtype: torch
     positions_T = torch.cat([torch.arange(context - new, context) for new, context in rows])
     rotary = RotaryTable(RopeConfig(theta=1e4, scaling=None), head_dim, 64, CPU)
     wide = random(len(positions_T), (num_heads + 2 * kv_heads) * head_dim + 8, dtype=dtype)
-    qkv_TND = wide[:, 8:].unflatten(1, (-1, head_dim))
-    norms = tuple(RMSNorm(head_dim, EPS, dtype) for _ in range(2))
+    qkv_TND = wide[:, 8:].view(len(positions_T), -1, head_dim)
+    norms = RMSNorm(head_dim, EPS, dtype), RMSNorm(head_dim, EPS, dtype)
     for seed, norm in enumerate(norms):
         norm.weight = torch.nn.Parameter(random(head_dim, dtype=dtype, seed=seed), requires_grad=False)
 
-    plain_caches = tuple(cache.clone() for cache in batch.caches)
+    plain_caches = batch.caches[0].clone(), batch.caches[1].clone()
     attention = Attention(backend=TorchAttention(), caches=[plain_caches], metadata=batch.metadata)
     expected = rotate_and_store(qkv_TND, norms if normed else None, rotary, positions_T, attention, 0)
     found = token_triton.rotate_and_store(

@@ -18,7 +18,7 @@ from pegainfer_core.testing.conformance import FamilyConformance
 from pegainfer_core.testing.paged_model import PagedModel
 from pegainfer_core.testing.tiny import write_tiny_checkpoint
 from pegainfer_qwen3.family import Qwen3Family
-from pegainfer_qwen3.model import Qwen3Model
+from pegainfer_qwen3.model import Block, Qwen3Model
 from pegainfer_qwen3.testing import tiny_config
 from torch import Tensor, nn
 
@@ -75,7 +75,9 @@ def assert_logits_differ(family: Qwen3Family, checkpoint: Path) -> None:
 
 
 def without_the_last_mlp(model: Qwen3Model) -> Model:
-    model.layers[-1].mlp.forward = nn.Identity().forward
+    last = model.layers[-1]
+    assert isinstance(last, Block)
+    last.mlp.forward = nn.Identity().forward  # type: ignore[method-assign]
     return model
 
 
