@@ -77,7 +77,7 @@ def assert_logits_differ(family: Qwen3Family, checkpoint: Path) -> None:
 def without_the_last_mlp(model: Qwen3Model) -> Model:
     last = model.layers[-1]
     assert isinstance(last, Block)
-    last.mlp.forward = nn.Identity().forward  # type: ignore[method-assign]
+    last.mlp.forward = nn.Identity().forward  # type: ignore[assignment]
     return model
 
 
