@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 from pegainfer_core.config import EngineConfig
+from pegainfer_core.kernel_cache import c_compiler
 from pegainfer_core.plugins import load_plugins
 from pegainfer_core.resolve import resolve_model
 from pegainfer_core.startup import start_engine
@@ -87,6 +88,8 @@ def test_page_lists_the_modules_in_the_order_of_a_request(tmp_path: Path) -> Non
         threading.setprofile(None)
     assert answer.endswith("data: [DONE]\n\n")
     page = modules_of_the_page()
+    if c_compiler() is None:
+        page.remove("pegainfer_core.ops.cpu_native")  # its kernels need one
     assert set(recorder.threads) == set(page)
     assert len(set(recorder.threads.values())) == 2, "the API and the engine"
     # The order between the two threads is not fixed; within each of them it is.

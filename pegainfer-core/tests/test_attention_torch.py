@@ -6,8 +6,10 @@ import random
 
 import pytest
 import torch
+from pegainfer_core.ops import attention_torch
 from pegainfer_core.ops.attention import make_attention_backend
 from pegainfer_core.ops.attention_torch import GROUP_TOKENS, BatchedTorchAttention, TorchAttention, group_rows
+from pegainfer_core.ops.cpu_native import kernels
 from pegainfer_core.testing.paged_attention import paged_batch
 
 CPU = torch.device("cpu")
@@ -21,9 +23,19 @@ BATCHES = {
     "far apart": [(1, 300), (1, 3), (1, 40), (1, 290), (1, 1)],
     "a prompt": [(23, 23)],
     "a chunk": [(23, 60)],
+    "many": [(1, 1 + row % 7) for row in range(70)],
+    "long": [(1, 5000), (1, 4000)],
     "all kinds": [(1, 5), (1, 90), (1, 6), (23, 23), (7, 71), (2, 2)],
     "a single token that is no decode row": [(3, 3), (1, 9)],
 }
+
+
+@pytest.fixture(params=["C kernels", "torch"], autouse=True)
+def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "torch":
+        monkeypatch.setattr(attention_torch, "kernels", lambda dtype: None)
+    elif kernels(torch.float32) is None:
+        pytest.skip("no C compiler")
 
 
 @pytest.mark.parametrize("backend", [TorchAttention(), BatchedTorchAttention()], ids=lambda backend: backend.name)
@@ -37,8 +49,9 @@ def test_equals_float64(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_other_types(dtype: torch.dtype) -> None:
-    batch = paged_batch(BATCHES["all kinds"], heads=(6, 2), head_dim=16, page_size=4, dtype=dtype)
+@pytest.mark.parametrize("rows", [BATCHES["all kinds"], BATCHES["far apart"]], ids=["all kinds", "far apart"])
+def test_other_types(rows: list[tuple[int, int]], dtype: torch.dtype) -> None:
+    batch = paged_batch(rows, heads=(6, 2), head_dim=16, page_size=4, dtype=dtype)
     out_THD = batch.run(BatchedTorchAttention())
     assert out_THD.dtype == dtype
     torch.testing.assert_close(out_THD.double(), batch.reference(), atol=1e-2, rtol=1e-2)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pegainfer_core.ops import token_cpu
+from pegainfer_core.ops.activation import silu_mul
 from pegainfer_core.ops.attention import Attention
 from pegainfer_core.ops.attention_torch import TorchAttention
+from pegainfer_core.ops.cpu_native import kernels
 from pegainfer_core.ops.dispatch import fast_ops
 from pegainfer_core.ops.heads import rotate_and_store
 from pegainfer_core.ops.norm import RMSNorm, rms_norm
@@ -20,6 +23,14 @@ LIMITS = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(params=["C kernels", "torch"], autouse=True)
+def ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "torch":
+        monkeypatch.setattr(token_cpu, "kernels", lambda dtype: None)
+    elif kernels(torch.float32) is None:
+        pytest.skip("no C compiler")
+
+
 def close(out: Tensor, expected: Tensor) -> None:
     limit = LIMITS[expected.dtype]
     torch.testing.assert_close(out, expected, atol=limit, rtol=limit)
@@ -32,7 +43,7 @@ def norm(size: int, dtype: torch.dtype, eps: float = 1e-6) -> RMSNorm:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(1, 48), (9, 48), (3, 5, 48), (0, 48)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 48), (9, 48), (100, 48), (3, 5, 48), (0, 48)], ids=str)
 @pytest.mark.parametrize("scale", [1.0, 1e-4, 30.0])
 def test_norm(dtype: torch.dtype, shape: tuple[int, ...], scale: float) -> None:
     x = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * scale).to(dtype)
@@ -41,6 +52,28 @@ def test_norm(dtype: torch.dtype, shape: tuple[int, ...], scale: float) -> None:
     with fast_ops(False):
         close(out, rms_norm(x, torch.full((48,), 1.25, dtype=dtype), 1e-5))
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tokens", [0, 1, 7, 100])
+def test_gated_activation(dtype: torch.dtype, tokens: int) -> None:
+    gate_up = (torch.randn(tokens, 2 * 37, generator=torch.Generator().manual_seed(0)) * 20).to(dtype)
+    out = silu_mul(gate_up)
+    wide = torch.cat((gate_up, gate_up), dim=1)[:, : 2 * 37]
+    with fast_ops(False):
+        close(out, silu_mul(gate_up))
+        close(silu_mul(wide), silu_mul(gate_up))
+
+
+def test_gates_of_any_size_and_none() -> None:
+    gate = torch.tensor(
+        [-torch.inf, -1e30, -100.0, -88.5, -87.0, -20.0, -1e-30, 0.0, 1e-30, 20.0, 88.5, 1e30, torch.nan]
+    )
+    gate = torch.cat((gate, torch.linspace(-90, 90, 20_000)))
+    out = silu_mul(torch.cat((gate, torch.ones_like(gate)))[None])[0]
+    exact = gate.double() / (1 + torch.exp(-gate.double()))
+    assert out.isnan().tolist()[1:] == exact.isnan().tolist()[1:], "only NaN gives NaN"
+    torch.testing.assert_close(out[1:].double(), exact[1:], rtol=1e-6, atol=1e-36, equal_nan=True)
 
 
 def test_a_norm_of_another_type_keeps_its_precision() -> None:

@@ -53,6 +53,7 @@ def start_engine(
     from pegainfer_core.memory import num_pages, reachable_model_len
     from pegainfer_core.model import BuildContext
     from pegainfer_core.ops.attention import make_attention_backend
+    from pegainfer_core.ops.cpu_native import kernels
     from pegainfer_core.ops.linear_cpu import pack_linears
     from pegainfer_core.placement import place
 
@@ -64,6 +65,7 @@ def start_engine(
         model, weight_bytes = _load_model(resolved, context, on_progress)
         if placement.fused_ops and placement.device.type == "cpu":
             log.info("weights packed for this CPU: %d bytes", pack_linears(model))
+            kernels(placement.dtype)  # compiled now, not in the first request
         waking.join()
         clock.mark("weights")
         on_progress(LoadProgress("kernels", 0, 0))

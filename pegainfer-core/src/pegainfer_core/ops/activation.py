@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from pegainfer_core.ops.dispatch import use_triton
+from pegainfer_core.ops import token_cpu
+from pegainfer_core.ops.dispatch import use_cpu, use_triton
 
 
 def silu_mul(gate_up_2F: Tensor) -> Tensor:
@@ -18,5 +19,7 @@ def silu_mul(gate_up_2F: Tensor) -> Tensor:
         from pegainfer_core.ops import token_triton
 
         return token_triton.silu_mul(gate_up_2F)
+    if gate_up_2F.dim() == 2 and use_cpu(gate_up_2F) and (product_F := token_cpu.silu_mul(gate_up_2F)) is not None:
+        return product_F
     gate_F, up_F = gate_up_2F.chunk(2, dim=-1)
     return F.silu(gate_F) * up_F

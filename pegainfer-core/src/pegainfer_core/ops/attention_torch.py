@@ -17,9 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pegainfer_core.ops.attention import AttentionBackend, AttentionMetadata
+from pegainfer_core.ops.cpu_native import MOST_CONTEXT, MOST_ROWS, kernels
+from pegainfer_core.ops.dispatch import use_cpu
 
-GROUP_TOKENS = 8192
-"""Context tokens that are gathered at once: copies of more would not stay in the CPU's caches until they are read."""
+GROUP_TOKENS = 4096
+"""Context tokens that are gathered at once: memory for more goes back to the system after each layer, and faults in anew."""
 
 
 class TorchAttention(AttentionBackend):
@@ -60,21 +62,31 @@ class TorchAttention(AttentionBackend):
 
 
 class BatchedTorchAttention(AttentionBackend):
-    """Decode rows of similar length together, prompt rows one by one; what all layers need is prepared once per step."""
+    """Few decode rows by our C kernel. Else those of similar length together, and prompt rows one by one.
+
+    What all layers need is prepared once per step.
+    """
 
     name = "torch-batched"
 
     def __init__(self) -> None:
         self._step: _Step | None = None
+        self._few = False
 
     def plan(self, metadata: AttentionMetadata) -> None:
         """The page size and the type come with the first layer, so the work is done there."""
         self._step = None
+        only_decode = metadata.num_decode_rows == len(metadata.query_lens) <= MOST_ROWS
+        self._few = only_decode and sum(metadata.context_lens) <= MOST_CONTEXT
 
     def run(
         self, q_THD: Tensor, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, metadata: AttentionMetadata, scale: float
     ) -> Tensor:
         """See AttentionBackend."""
+        if self._few and use_cpu(q_THD) and (native := kernels(q_THD.dtype)):
+            caches_PSKD = (k_cache_PSKD, v_cache_PSKD)
+            lens_R, longest = metadata.context_lens_R, metadata.max_context_len
+            return native.attend(q_THD, caches_PSKD, metadata.page_table_RP, lens_R, longest, scale)
         if self._step is None:
             self._step = _prepare(metadata, k_cache_PSKD.shape[1], q_THD.dtype)
         decode, prompts = self._step

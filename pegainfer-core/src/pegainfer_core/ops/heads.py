@@ -27,7 +27,7 @@ def rotate_and_store(
 ) -> Tensor:
     """Queries [T, H, D], rotated; keys, rotated, and values go to their pages in `layer`.
 
-    `norms` are applied to each query and each key head before the rotation, if there are any.
+    `norms` are applied to each query and each key head before the rotation, if there are any. qkv is used up.
     """
     kv_heads = attention.caches[layer][0].shape[2]
     weights = None if norms is None else (norms[0].weight, norms[1].weight, norms[0].eps)

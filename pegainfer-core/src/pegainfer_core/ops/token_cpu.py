@@ -1,7 +1,7 @@
-"""What a step does per token besides matrix products and attention, in as few torch calls as give the same numbers.
+"""What a step does per token besides matrix products and attention: our C kernels for few rows, else few torch calls.
 
 Owns the CPU's ways; at a few rows a call costs more than its arithmetic. Each gives what the plain composition beside its caller
-gives. Knows no family.
+gives, up to rounding. Knows no family.
 
 Shape suffixes: T tokens, N all heads (queries, then keys, then values) or rows of logits, H query heads, K key/value heads,
 D head dim, V vocabulary.
@@ -17,12 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pegainfer_core.ops.cpu_native import MOST_ROWS, Kernels, kernels
+
 if TYPE_CHECKING:
     from pegainfer_core.ops.attention import Attention
 
 
 def rms_norm(x: Tensor, weight_E: Tensor, eps: float) -> Tensor:
     """See ops/norm.py."""
+    if x.dim() == 2 and (native := _native(x)):
+        return native.rms_norm(x, weight_E, eps)
     if x.dtype == torch.float32 and x.numel() == x.shape[-1]:
         # a single row: its factor as a number saves half of the calls
         factor = 1 / math.sqrt(torch.linalg.vector_norm(x).item() ** 2 / x.shape[-1] + eps)
@@ -38,6 +42,16 @@ def normalise(x: Tensor, eps: float) -> Tensor:
     return normalised if x.dtype == torch.float32 else normalised.to(x.dtype)
 
 
+def silu_mul(gate_up_T2F: Tensor) -> Tensor | None:
+    """See ops/activation.py; None where torch is as good."""
+    native = _native(gate_up_T2F)
+    return native.silu_mul(gate_up_T2F) if native and gate_up_T2F.is_contiguous() else None
+
+
+def _native(x: Tensor) -> Kernels | None:
+    return kernels(x.dtype) if 0 < x.shape[0] <= MOST_ROWS and x.stride(-1) == 1 else None
+
+
 @functools.cache
 def _scalar(value: float) -> Tensor:
     return torch.tensor(value)
@@ -51,7 +65,11 @@ def rotate_and_store(
     layer: int,
 ) -> Tensor:
     """See ops/heads.py. Queries and keys are normalised and rotated as one tensor; `norms` are two weights [D] and eps."""
-    kv_heads = attention.caches[layer][0].shape[2]
+    caches_PSKD = attention.caches[layer]
+    same_types = norms is None or norms[0].dtype == norms[1].dtype == qkv_TND.dtype == caches_PSKD[0].dtype
+    if same_types and qkv_TND.is_contiguous() and (native := _native(qkv_TND)):
+        return native.rotate_and_store(qkv_TND, norms, cos_sin_T1D, caches_PSKD, attention.metadata.write_index_T)
+    kv_heads = caches_PSKD[0].shape[2]
     heads = qkv_TND.shape[1] - 2 * kv_heads
     x_TMD = qkv_TND.narrow(1, 0, heads + kv_heads)
     if norms is not None:
