@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PLANNING_MODULES = [
     "pegainfer_core.errors",
     "pegainfer_core.config",
+    "pegainfer_core.structured",
     "pegainfer_core.sampling_params",
     "pegainfer_core.messages",
     "pegainfer_core.plan",

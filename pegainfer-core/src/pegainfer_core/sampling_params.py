@@ -12,6 +12,7 @@ import msgspec
 
 from pegainfer_core.errors import RequestError
 from pegainfer_core.field_types import wrong_fields
+from pegainfer_core.structured import Grammar, Thinking
 
 MAX_LOGPROBS = 20  # as the OpenAI API; bounds the per-step top-k work
 MAX_LOGIT_BIAS = 300  # entries, as the OpenAI API
@@ -52,6 +53,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Report the sampled token's logprob and this many alternatives (0 to 20); None reports nothing."""
     prompt_logprobs: int | None = None
     """The same for every prompt token. Disables reading the prefix cache for this request."""
+    grammar: Grammar | None = None
+    """What the answer must be. It binds what follows the thinking; at its end the request ends, whatever min_tokens says."""
+    thinking: Thinking | None = None
+    """Where thinking begins and ends, if the model may think: a grammar does not bind it, and it may have a budget."""
 
     def __post_init__(self) -> None:
         """Raise RequestError naming the first field that is of another type or out of range."""

@@ -106,6 +106,9 @@ class Scheduler:
                     raise RequestError(
                         f"{name}: token id {token_id} is outside the vocabulary (0 to {vocab_size - 1})", param=name
                     )
+        for name, wanted in (("grammar", params.grammar), ("thinking", params.thinking)):
+            if wanted is not None:
+                raise RequestError(f"{name} is not supported yet", param=name)
         self._validate_length(len(prompt_ids), params.max_tokens)
         if len(self.waiting) >= self.limits.max_waiting_requests + self.slots.num_free:
             raise RequestError(f"{len(self.waiting)} requests are waiting already; try again later", code="queue_full")
