@@ -37,12 +37,6 @@ def test_api_page_names_every_field(body: type[protocol.StrictBody]) -> None:
     assert [name for name in body.model_fields if f"`{name}`" not in page] == []
 
 
-def test_api_page_names_the_ignored_fields_and_no_others() -> None:
-    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    paragraph = page.partition("Accepted and ignored")[2].partition("\n\n")[0]
-    assert set(re.findall(r"`(\w+)`", paragraph)) == protocol.IGNORED_FIELDS.keys()
-
-
 def test_api_page_names_the_routes() -> None:
     from pegainfer_core.testing.fake_client import FakeEngineClient, fake_info
     from pegainfer_server.app import create_app

@@ -80,6 +80,7 @@ FLAGS = {
         *ENGINE_FLAGS,
         "--api-key",
         "--api-key-file",
+        "--generation-config",
         "--host",
         "--log-level",
         "--max-body-size",

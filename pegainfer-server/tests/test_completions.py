@@ -125,10 +125,6 @@ async def test_null_is_the_same_as_absent(served: Any) -> None:
     assert len(data["choices"]) == 1
 
 
-async def test_ignored_fields_are_accepted(served: Any) -> None:
-    await served.complete(user="u", metadata={"a": "b"}, store=False, safety_identifier="s", prompt_cache_key="k")
-
-
 async def test_no_op_values_of_unsupported_features_are_accepted(served: Any) -> None:
     await served.complete(n=2, best_of=2, response_format={"type": "text"})
 

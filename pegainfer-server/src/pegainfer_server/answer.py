@@ -44,6 +44,10 @@ class Shape(ABC):
     def chunks(self, choice: Choice, delta: TextDelta) -> list[dict[str, Any]]:
         """What a stream sends for one delta."""
 
+    def beside(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """What a complete answer carries beside its choices."""
+        return {}
+
     @property
     @abstractmethod
     def text_only(self) -> bool:
@@ -66,16 +70,20 @@ class Answer:
         shape: Shape,
         choices: Sequence[Choice],
         client: EngineClient,
+        arrival: float,
     ) -> None:
+        """`arrival`: when the request came (perf_counter)."""
         self._body = body
         self._shape = shape
         self._choices = choices
         self._client = client
+        self._arrival = arrival
         self._head: dict[str, Any] = {
             "id": response_id,
             "object": shape.chunk_object_name if body.stream else shape.object_name,
             "created": int(time.time()),
             "model": model,
+            **body.served_tier,
         }
 
     async def respond(self, request: Request) -> Response:
@@ -84,9 +92,14 @@ class Answer:
             return EventStream(self._events())
         return await unless_client_leaves(request, self._whole())
 
+    def _deltas(self) -> AsyncGenerator[tuple[Choice, TextDelta], None]:
+        seconds = self._body.timeout
+        left = None if seconds is None else seconds - (time.perf_counter() - self._arrival)
+        return run_choices(self._choices, self._client, left)
+
     async def _whole(self) -> Response:
         parts: list[list[TextDelta]] = [[] for _ in self._choices]
-        async with aclosing(run_choices(self._choices, self._client)) as deltas:
+        async with aclosing(self._deltas()) as deltas:
             async for choice, delta in deltas:
                 parts[choice.index].append(delta)
         scored = sum(len(choice.prompt_logprobs or ()) for choice in self._choices)
@@ -94,7 +107,7 @@ class Answer:
 
     def _whole_response(self, texts: Sequence[TextDelta]) -> Response:
         choices = [self._shape.whole(choice, text) for choice, text in zip(self._choices, texts, strict=True)]
-        data = {**self._head, "choices": choices, "usage": usage(self._choices)}
+        data = {**self._head, "choices": choices, "usage": usage(self._choices)} | self._shape.beside(self._choices)
         return Response(msgspec.json.encode(data), media_type="application/json")
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
@@ -103,7 +116,7 @@ class Answer:
             self._head["usage"] = None
         fast = self._shape.text_only and not options.continuous_usage_stats
         templates: dict[int, TextEvent] = {}  # of choices that have begun
-        async with aclosing(run_choices(self._choices, self._client)) as deltas:
+        async with aclosing(self._deltas()) as deltas:
             async for choice, delta in deltas:
                 chunk = b""
                 template = templates.get(choice.index)

@@ -5,7 +5,6 @@ Owns the step from bytes to a validated pydantic model, with errors that name th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,18 +16,11 @@ from pegainfer_server.http_errors import ApiError, bad_request
 Body = TypeVar("Body", bound=BaseModel)
 
 JSON_TYPE = "application/json"
-NOTHING_IGNORED: Mapping[str, type] = {}
-_TYPE_NAMES = {str: "a string", bool: "true or false", dict: "an object"}
 _MAX_SHOWN = 60  # characters of a wrong value that an error repeats
 
 
-async def read_body(
-    request: Request, model: type[Body], max_bytes: int, ignored: Mapping[str, type] = NOTHING_IGNORED
-) -> Body:
-    """The request's body as `model`. Raises ApiError: 413 too large, 415 said to be no JSON, 400 anything else.
-
-    `ignored` fields may be there, if they are of these types.
-    """
+async def read_body(request: Request, model: type[Body], max_bytes: int) -> Body:
+    """The request's body as `model`. Raises ApiError: 413 too large, 415 said to be no JSON, 400 anything else."""
     content_type = request.headers.get("content-type", JSON_TYPE).partition(";")[0].strip().lower()
     if content_type != JSON_TYPE:
         raise ApiError(
@@ -36,10 +28,10 @@ async def read_body(
             f"the body must be JSON: Content-Type {JSON_TYPE}, not {content_type[:100]!r}",
             code="unsupported_media_type",
         )
-    return parse_body(await _read_bytes(request, max_bytes), model, ignored)
+    return parse_body(await _read_bytes(request, max_bytes), model)
 
 
-def parse_body(raw: bytes, model: type[Body], ignored: Mapping[str, type] = NOTHING_IGNORED) -> Body:
+def parse_body(raw: bytes, model: type[Body]) -> Body:
     """`raw` as `model`. A top-level null is the same as leaving the field out, as in the OpenAI API."""
     try:
         data = msgspec.json.decode(raw)  # strict: NaN, Infinity, 1e999, broken UTF-8 and lone surrogates are errors
@@ -50,12 +42,6 @@ def parse_body(raw: bytes, model: type[Body], ignored: Mapping[str, type] = NOTH
     if not isinstance(data, dict):
         raise bad_request("the body must be a JSON object", code="invalid_json")
     fields = {name: value for name, value in data.items() if value is not None}
-    for name in ignored.keys() & fields.keys():
-        value = fields.pop(name)
-        if not isinstance(value, ignored[name]):
-            raise bad_request(
-                f"{name}: must be {_TYPE_NAMES[ignored[name]]}, got {_shown(value)}", name, "invalid_value"
-            )
     try:
         return model.model_validate(fields)
     except ValidationError as error:

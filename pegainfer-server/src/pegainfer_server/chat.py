@@ -6,8 +6,10 @@ Owns the request's meaning and the shape of its choices. Tool calls and reasonin
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter
 from pegainfer_core.messages import AddRequest
 from pegainfer_core.tokenizer import Detokenizer, Tokenizer
@@ -22,8 +24,15 @@ from pegainfer_server.http_errors import bad_request
 from pegainfer_server.logprobs import TokenWriter
 from pegainfer_server.metrics import ServerMetrics
 from pegainfer_server.openapi import body_docs
-from pegainfer_server.protocol import IGNORED_FIELDS, ChatBody
-from pegainfer_server.sampling import clamp_max_tokens, for_choice, requested_max_tokens, sampling_params, unsupported
+from pegainfer_server.protocol import ChatBody
+from pegainfer_server.sampling import (
+    check_prompt_logprobs,
+    clamp_max_tokens,
+    for_choice,
+    requested_max_tokens,
+    sampling_params,
+    unsupported,
+)
 from pegainfer_server.state import ServerState
 from pegainfer_server.system import served_name
 from pegainfer_server.text_stream import TextDelta, TextStream
@@ -38,30 +47,33 @@ def router(state: ServerState, metrics: ServerMetrics) -> APIRouter:
         """Answer a conversation."""
         arrival = time.perf_counter()
         info, tokenizer = state.serving()
-        body = await read_body(request, ChatBody, state.max_body_bytes, IGNORED_FIELDS)
+        body = await read_body(request, ChatBody, state.max_body_bytes)
         model = served_name(state, body.model)
         _check(body)
-        params = sampling_params(body, state.default_sampling, info, logprobs=_num_logprobs(body))
+        params = sampling_params(
+            body, state.default_sampling, info, logprobs=_num_logprobs(body), prompt_logprobs=body.prompt_logprobs
+        )
         ids = await encode_chat(body, state.chat_format, tokenizer, info)
-        max_tokens = clamp_max_tokens(requested_max_tokens(body), len(ids), info)
+        max_tokens = clamp_max_tokens(requested_max_tokens(body, state.default_sampling), len(ids), info)
+        further = msgspec.structs.replace(params, prompt_logprobs=None)  # of the prompt they share, once is enough
         response_id = new_id(ChatShape)
         shape = ChatShape(body, tokenizer)
         requests = [
             AddRequest(
                 f"{response_id}-{k}",
                 ids,
-                for_choice(params, max_tokens=max_tokens, choice=k),
+                for_choice(params if k == 0 else further, max_tokens=max_tokens, choice=k),
                 body.cache_salt,
-                body.priority,
+                body.queue_priority,
             )
             for k in range(body.n)
         ]
         metrics.observe("request_params_n", body.n)
         choices = [
-            Choice(index, 0, item, shape.text_stream(), metrics.recorder(arrival, item))
+            Choice(index, 0, item, shape.text_stream(), metrics.recorder(arrival, item), body.caller)
             for index, item in enumerate(requests)
         ]
-        return await Answer(response_id, model, body, shape, choices, state.client).respond(request)
+        return await Answer(response_id, model, body, shape, choices, state.client, arrival).respond(request)
 
     return routes
 
@@ -73,6 +85,7 @@ def _check(body: ChatBody) -> None:
         raise unsupported("tool_choice", 'tool calls are not supported yet; only "none" is')
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_request("top_logprobs: needs logprobs to be true", "top_logprobs", "invalid_value")
+    check_prompt_logprobs(body)
     if requested_max_tokens(body) == 0:
         name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
         raise bad_request(f"{name}: must be at least 1", name, "invalid_value")
@@ -118,6 +131,13 @@ class ChatShape(Shape):
         message = {"role": "assistant", "content": delta.text, "refusal": None}
         data = {"index": choice.index, "message": message, "logprobs": self._logprobs(delta)}
         return data | self._ending(delta) | self._ids(delta, choice)
+
+    def beside(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """See Shape: the prompt's logprobs, which all choices share."""
+        entries = choices[0].prompt_logprobs
+        if entries is None or self._body.prompt_logprobs is None:
+            return {}
+        return {"prompt_logprobs": self._writer.prompt_entries(entries, self._body.prompt_logprobs)}
 
     def opening(self, choice: Choice) -> dict[str, Any] | None:
         """See Shape."""

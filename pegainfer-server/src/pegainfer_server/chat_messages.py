@@ -1,7 +1,8 @@
 """The messages of a chat request: checked, and brought into the form that chat templates read.
 
 Owns what a message may hold. Text parts are joined without anything between them; the role developer, which templates do not know,
-becomes system. What else a message carries (name, tool_calls, reasoning_content, ...) reaches the template as it was sent.
+becomes system; several system messages at the beginning become one, because many templates take no more. What else a message carries
+(name, tool_calls, reasoning_content, ...) reaches the template as it was sent.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ def read_messages(value: Any) -> list[dict[str, Any]]:
     """Messages for `ChatFormat.render`. Raises ApiError naming the part that is wrong."""
     if not isinstance(value, list) or not value:
         raise bad_request("messages: must be a list of at least one message", "messages", "invalid_value")
-    return [_message(item, f"messages[{index}]") for index, item in enumerate(value)]
+    return _with_one_leading_system([_message(item, f"messages[{index}]") for index, item in enumerate(value)])
+
+
+def _with_one_leading_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    count = next((index for index, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    if count < 2:
+        return messages
+    first = {**messages[0], "content": "\n\n".join(message["content"] for message in messages[:count])}
+    return [first, *messages[count:]]
 
 
 def _message(item: Any, where: str) -> dict[str, Any]:

@@ -24,8 +24,15 @@ from pegainfer_server.logprobs import LegacyLogprobs, TokenWriter
 from pegainfer_server.metrics import ServerMetrics
 from pegainfer_server.openapi import body_docs
 from pegainfer_server.prompts import Prompt, read_prompts
-from pegainfer_server.protocol import IGNORED_FIELDS, MAX_CHOICES, CompletionBody
-from pegainfer_server.sampling import clamp_max_tokens, for_choice, requested_max_tokens, sampling_params, unsupported
+from pegainfer_server.protocol import MAX_CHOICES, CompletionBody
+from pegainfer_server.sampling import (
+    check_prompt_logprobs,
+    clamp_max_tokens,
+    for_choice,
+    requested_max_tokens,
+    sampling_params,
+    unsupported,
+)
 from pegainfer_server.state import ServerState
 from pegainfer_server.system import served_name
 from pegainfer_server.text_stream import TextDelta, TextStream
@@ -42,7 +49,7 @@ def router(state: ServerState, metrics: ServerMetrics) -> APIRouter:
         """Complete one or several prompts."""
         arrival = time.perf_counter()
         info, tokenizer = state.serving()
-        body = await read_body(request, CompletionBody, state.max_body_bytes, IGNORED_FIELDS)
+        body = await read_body(request, CompletionBody, state.max_body_bytes)
         model = served_name(state, body.model)
         _check(body)
         most = MAX_CHOICES // body.n
@@ -54,10 +61,17 @@ def router(state: ServerState, metrics: ServerMetrics) -> APIRouter:
         requests = _engine_requests(body, prompts, state, info, response_id)
         metrics.observe("request_params_n", body.n)
         choices = [
-            Choice(index, index // body.n, item, shape.text_stream(index // body.n), metrics.recorder(arrival, item))
+            Choice(
+                index,
+                index // body.n,
+                item,
+                shape.text_stream(index // body.n),
+                metrics.recorder(arrival, item),
+                body.caller,
+            )
             for index, item in enumerate(requests)
         ]
-        return await Answer(response_id, model, body, shape, choices, state.client).respond(request)
+        return await Answer(response_id, model, body, shape, choices, state.client, arrival).respond(request)
 
     return routes
 
@@ -65,8 +79,9 @@ def router(state: ServerState, metrics: ServerMetrics) -> APIRouter:
 def _check(body: CompletionBody) -> None:
     if body.best_of not in (None, body.n):
         raise unsupported("best_of", f"only the value of n ({body.n}) is supported, got {body.best_of}")
-    if requested_max_tokens(body) == 0 and not body.echo:
-        raise bad_request("max_tokens: 0 is supported with echo only", "max_tokens")
+    check_prompt_logprobs(body)
+    if requested_max_tokens(body) == 0 and not body.echo and body.prompt_logprobs is None:
+        raise bad_request("max_tokens: 0 is supported with echo or prompt_logprobs only", "max_tokens")
 
 
 def _engine_requests(
@@ -74,17 +89,21 @@ def _engine_requests(
 ) -> list[AddRequest]:
     wanted = requested_max_tokens(body)
     wanted = DEFAULT_MAX_TOKENS if wanted is None else wanted
-    of_prompt = body.logprobs if body.echo else None
+    logprobs = body.logprobs
+    asked = [count for count in (logprobs if body.echo else None, body.prompt_logprobs) if count is not None]
+    of_prompt = max(asked, default=None)
     if wanted == 0 and of_prompt is None:
         of_prompt = 0  # echo alone, which never reaches the engine
-    params = sampling_params(body, state.default_sampling, info, logprobs=body.logprobs, prompt_logprobs=of_prompt)
+    elif wanted == 0 and logprobs is None:
+        logprobs = 0  # the prompt's alone, which does
+    params = sampling_params(body, state.default_sampling, info, logprobs=logprobs, prompt_logprobs=of_prompt)
     requests: list[AddRequest] = []
     for prompt in prompts:
         max_tokens = clamp_max_tokens(wanted, len(prompt.ids), info)
         for k in range(body.n):
             choice_params = for_choice(params, max_tokens=max_tokens, choice=k)
             request_id = f"{response_id}-{len(requests)}"
-            requests.append(AddRequest(request_id, prompt.ids, choice_params, body.cache_salt, body.priority))
+            requests.append(AddRequest(request_id, prompt.ids, choice_params, body.cache_salt, body.queue_priority))
     return requests
 
 
@@ -126,7 +145,11 @@ class CompletionShape(Shape):
         if logprobs is not None:
             self._add_prompt(logprobs, choice)
         text = self._echoes[choice.prompt_index] + delta.text
-        return self._choice(choice, dataclasses.replace(delta, text=text), logprobs, with_prompt_ids=True)
+        data = self._choice(choice, dataclasses.replace(delta, text=text), logprobs, with_prompt_ids=True)
+        if self._body.prompt_logprobs is not None:
+            assert choice.prompt_logprobs is not None, "the engine sends prompt logprobs no later than the first token"
+            data["prompt_logprobs"] = self._writer.prompt_entries(choice.prompt_logprobs, self._body.prompt_logprobs)
+        return data
 
     def opening(self, choice: Choice) -> dict[str, Any] | None:
         """See Shape."""
@@ -142,7 +165,7 @@ class CompletionShape(Shape):
         return [self._choice(choice, delta, self._new_logprobs(), with_prompt_ids=False)]
 
     def _new_logprobs(self) -> LegacyLogprobs | None:
-        return None if self._body.logprobs is None else LegacyLogprobs(self._writer)
+        return None if self._body.logprobs is None else LegacyLogprobs(self._writer, self._body.logprobs)
 
     def _add_prompt(self, logprobs: LegacyLogprobs, choice: Choice) -> None:
         if not self._body.echo:

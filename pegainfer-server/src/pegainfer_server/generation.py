@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from pegainfer_core.client import EngineClient
-from pegainfer_core.messages import AddRequest, RequestOutput, TokenLogprob
+from pegainfer_core.messages import AbortRequests, AddRequest, RequestOutput, TokenLogprob
 
 from pegainfer_server.http_errors import ApiError, rejected
 from pegainfer_server.metrics import RequestRecord
@@ -32,13 +32,18 @@ class Choice:
         request: AddRequest,
         text: TextStream,
         begin_record: Callable[[], RequestRecord],
+        caller: Mapping[str, Any],
     ) -> None:
+        """`caller`: what the client said about itself, for the log."""
         self.index = index
         self.prompt_index = prompt_index
         self.request = request
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.cached_tokens = 0
         self.completion_tokens = 0
+        self.timed_out = False
+        """Set before the abort that ends a request whose time is up."""
+        self._caller = "".join(f", {name} {value!r}" for name, value in caller.items())
         self._text = text
         self._begin_record = begin_record
 
@@ -64,7 +69,7 @@ class Choice:
                     record.saw(output)
                     if output.finish_reason in ("error", "rejected", "abort"):
                         reason = "error"
-                        raise _failure(output)
+                        raise _timed_out() if self.timed_out else _failure(output)
                     delta = self._take(output)
                     if delta.finish_reason is not None:
                         break
@@ -83,12 +88,13 @@ class Choice:
         finally:
             record.end(reason)
             log.info(
-                "%s: %d prompt tokens (%d cached), %d output tokens, %s",
+                "%s: %d prompt tokens (%d cached), %d output tokens, %s%s",
                 self.request.request_id,
                 len(self.request.prompt_ids),
                 self.cached_tokens,
                 self.completion_tokens,
                 reason,
+                self._caller,
             )
 
     def _take(self, output: RequestOutput) -> TextDelta:
@@ -102,9 +108,39 @@ class Choice:
 
 
 async def run_choices(
-    choices: Sequence[Choice], client: EngineClient
+    choices: Sequence[Choice], client: EngineClient, seconds: float | None = None
 ) -> AsyncGenerator[tuple[Choice, TextDelta], None]:
-    """Deltas of all choices as they come. One that fails fails the whole, and the others are aborted."""
+    """Deltas of all choices as they come. One that fails fails the whole, and the others are aborted.
+
+    After `seconds` what is open is ended, and this raises ApiError (408).
+    """
+    with _ended_after(seconds, choices, client):
+        async with aclosing(_merged(choices, client)) as deltas:
+            async for item in deltas:
+                yield item
+
+
+@contextmanager
+def _ended_after(seconds: float | None, choices: Sequence[Choice], client: EngineClient) -> Iterator[None]:
+    """The engine ends what is still open when the time is up; its answer to the abort is what ends the choice."""
+    if seconds is None:
+        yield
+        return
+
+    def expire() -> None:
+        for choice in choices:
+            choice.timed_out = True
+        if client.state == "ready":
+            client.send(AbortRequests([choice.request.request_id for choice in choices]))
+
+    timer = asyncio.get_running_loop().call_later(max(0.0, seconds), expire)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+async def _merged(choices: Sequence[Choice], client: EngineClient) -> AsyncGenerator[tuple[Choice, TextDelta], None]:
     if len(choices) == 1:
         async with aclosing(choices[0].deltas(client)) as deltas:
             async for delta in deltas:
@@ -149,6 +185,12 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in first)},
     }
+
+
+def _timed_out() -> ApiError:
+    # clients of the OpenAI API would send a 408 again by themselves
+    headers = {"x-should-retry": "false"}
+    return ApiError(408, "timeout: the request's time is up", code="timeout", param="timeout", headers=headers)
 
 
 def _failure(output: RequestOutput) -> ApiError:

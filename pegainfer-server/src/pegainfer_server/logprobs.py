@@ -5,6 +5,7 @@ Owns how a token is written and that no number JSON cannot carry gets out. Knows
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pegainfer_core.messages import TokenLogprob
@@ -41,14 +42,25 @@ class TokenWriter:
         top = [self._chat_token(token_id, logprob) for token_id, logprob in entry.top]
         return {**self._chat_token(entry.token_id, entry.logprob), "top_logprobs": top}
 
+    def prompt_entries(self, entries: Sequence[TokenLogprob | None], count: int) -> list[dict[str, Any] | None]:
+        """`prompt_logprobs`, as vLLM words them: for each token an object by token id of it and its `count` alternatives."""
+        return [None if entry is None else self._by_id(entry, count) for entry in entries]
+
+    def _by_id(self, entry: TokenLogprob, count: int) -> dict[str, Any]:
+        ranked = [(token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(entry.top[:count], 1)]
+        return {
+            str(token_id): {"logprob": finite(logprob), "rank": rank, "decoded_token": self.text(token_id)}
+            for token_id, logprob, rank in [*ranked, (entry.token_id, entry.logprob, entry.rank)]
+        }
+
     def _chat_token(self, token_id: int, logprob: float) -> dict[str, Any]:
         raw = list(self._tokenizer.token_bytes(token_id))
         return {"token": self.text(token_id), "logprob": finite(logprob), "bytes": raw}
 
-    def top(self, entry: TokenLogprob) -> dict[str, float]:
-        """One entry of completions' `top_logprobs`: the most likely tokens, and the sampled one if it is not among them."""
+    def top(self, entry: TokenLogprob, count: int) -> dict[str, float]:
+        """One entry of completions' `top_logprobs`: the `count` most likely tokens, and the sampled one if not among them."""
         result: dict[str, float] = {}
-        for token_id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
+        for token_id, logprob in (*entry.top[:count], (entry.token_id, entry.logprob)):
             result.setdefault(self.text(token_id), finite(logprob))
         return result
 
@@ -56,8 +68,10 @@ class TokenWriter:
 class LegacyLogprobs:
     """Completions' shape: parallel lists that grow by token."""
 
-    def __init__(self, writer: TokenWriter) -> None:
+    def __init__(self, writer: TokenWriter, count: int) -> None:
+        """`count`: alternatives per token."""
         self._writer = writer
+        self._count = count
         self.tokens: list[str] = []
         self.token_logprobs: list[float | None] = []
         self.top_logprobs: list[dict[str, float] | None] = []
@@ -67,7 +81,7 @@ class LegacyLogprobs:
         """Append a token; `entry` is None for the first prompt token, which nothing predicts."""
         self.tokens.append(self._writer.text(token_id))
         self.token_logprobs.append(None if entry is None else finite(entry.logprob))
-        self.top_logprobs.append(None if entry is None else self._writer.top(entry))
+        self.top_logprobs.append(None if entry is None else self._writer.top(entry, self._count))
         self.text_offset.append(offset)
 
     def as_json(self) -> dict[str, Any]:

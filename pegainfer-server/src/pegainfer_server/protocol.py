@@ -6,28 +6,25 @@ Owns what is accepted; an unknown field is an error. Types are strict: no true a
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
-
-IGNORED_FIELDS: dict[str, type] = {
-    "user": str,
-    "safety_identifier": str,
-    "metadata": dict,
-    "store": bool,
-    "prompt_cache_key": str,
-}
-"""Accepted and ignored, with their types: they tell the operator about the caller and ask nothing of the answer. Everything else that is
-not declared below is a 400 naming it."""
 
 MAX_CHOICES_PER_PROMPT = 128  # n, as the OpenAI API
 MAX_CHOICES = 2048  # prompts times n of one request
 MAX_STOP_STRINGS = 16  # the OpenAI API takes 4; evaluation harnesses send more
 MAX_STOP_LENGTH = 1024  # characters of one stop string
 MAX_TOP_LOGPROBS = 20
+MAX_LABEL_LENGTH = 512  # characters of what a client says about itself, which a log line repeats
+MAX_METADATA = 16  # pairs, as the OpenAI API
+MAX_TIMEOUT = 24 * 3600.0  # seconds
 
 Int = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 """What fits the wire to the engine."""
+Label = Annotated[str, Field(max_length=MAX_LABEL_LENGTH)]
+
+TIER_PRIORITIES = {"flex": 1, "priority": -1}
+"""Tiers of the OpenAI API that are served later or sooner than others."""
 
 
 class StrictBody(BaseModel):
@@ -45,7 +42,62 @@ class StreamOptions(StrictBody):
     """Usage so far in every event."""
 
 
-class GenerationBody(StrictBody):
+class CallerFields(StrictBody):
+    """Who calls and how it is to be served: nothing that changes the text of an answer."""
+
+    user: Label | None = None
+    """The caller's name for the end user; in the request's log line."""
+    safety_identifier: Label | None = None
+    """The newer name of `user`."""
+    metadata: dict[str, Label] = {}
+    """Up to 16 pairs; in the request's log line."""
+    store: Literal[False] = False
+    """Nothing is stored, so true is refused."""
+    prompt_cache_key: Label | None = None
+    """A hint which cache to use, without effect: there is one, and it finds equal prefixes by itself."""
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    """flex and priority are priorities 1 and -1 of the queue; the answer names the tier that served it."""
+    cache_salt: Annotated[str, Field(max_length=1024)] | None = None
+    """Prefixes are shared with requests of the same salt only."""
+    priority: Int = 0
+    """Lower runs first."""
+    timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT)] | None = None
+    """Seconds from the request's arrival, after which it is ended with an error (408)."""
+
+    @field_validator("metadata")
+    @classmethod
+    def _not_too_many_pairs(cls, value: dict[str, str]) -> dict[str, str]:
+        if len(value) > MAX_METADATA or any(len(key) > MAX_LABEL_LENGTH for key in value):
+            raise ValueError(f"at most {MAX_METADATA} pairs of at most {MAX_LABEL_LENGTH} characters are supported")
+        return value
+
+    @field_validator("priority")
+    @classmethod
+    def _one_way_to_say_it(cls, value: int, info: ValidationInfo) -> int:
+        if value and info.data.get("service_tier") in TIER_PRIORITIES:
+            raise ValueError("excludes a service_tier that is a priority itself")
+        return value
+
+    @property
+    def queue_priority(self) -> int:
+        """For the scheduler: lower runs first."""
+        return TIER_PRIORITIES.get(self.service_tier or "auto", self.priority)
+
+    @property
+    def served_tier(self) -> dict[str, str]:
+        """The tier, as an answer names it if the request did."""
+        if self.service_tier is None:
+            return {}
+        return {"service_tier": "default" if self.service_tier == "auto" else self.service_tier}
+
+    @property
+    def caller(self) -> dict[str, Any]:
+        """What the client says about itself, by field: for the log."""
+        named = {"user": self.user, "safety_identifier": self.safety_identifier, "metadata": self.metadata}
+        return {name: value for name, value in named.items() if value}
+
+
+class GenerationBody(CallerFields):
     """What completions and chat completions share. Absent sampling fields take the checkpoint's defaults."""
 
     model: str | None = None
@@ -70,8 +122,8 @@ class GenerationBody(StrictBody):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     response_format: dict[str, Any] | None = None
-    cache_salt: Annotated[str, Field(max_length=1024)] | None = None
-    priority: Int = 0
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    """Logprobs of the prompt's tokens, with this many alternatives, in each choice."""
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
 

@@ -18,7 +18,7 @@ from pegainfer_server.http_errors import ApiError, bad_request, context_exceeded
 from pegainfer_server.protocol import GenerationBody
 
 DEFAULT_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Keys of generation_config.json that become defaults of requests."""
+"""Keys of generation_config.json that become defaults of requests, beside max_new_tokens (as max_tokens, of chats)."""
 
 
 def defaults_from_generation_config(generation_config: Mapping[str, Any]) -> dict[str, float | int]:
@@ -26,9 +26,10 @@ def defaults_from_generation_config(generation_config: Mapping[str, Any]) -> dic
 
     Raises ConfigError for values that no request could use: the start fails, not every request.
     """
-    defaults = {key: generation_config[key] for key in DEFAULT_KEYS if generation_config.get(key) is not None}
+    given = {key: generation_config.get(key) for key in (*DEFAULT_KEYS, "max_new_tokens")}
+    defaults = {"max_tokens" if key == "max_new_tokens" else key: v for key, v in given.items() if v is not None}
     for key, value in defaults.items():
-        if isinstance(value, bool) or not isinstance(value, int if key == "top_k" else int | float):
+        if isinstance(value, bool) or not isinstance(value, int if key in ("top_k", "max_tokens") else int | float):
             raise ConfigError(f"generation_config.json: {key} must be a number, got {value!r}")
     try:
         SamplingParams(**defaults)
@@ -46,7 +47,7 @@ def sampling_params(
     prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """What all choices of a request share; see `for_choice`. Raises RequestError or ApiError naming the field."""
-    values: dict[str, Any] = dict(defaults)
+    values: dict[str, Any] = {name: defaults[name] for name in DEFAULT_KEYS if name in defaults}
     for name in DEFAULT_KEYS:
         given = getattr(body, name)
         if given is not None:
@@ -88,9 +89,17 @@ def clamp_max_tokens(wanted: int | None, prompt_tokens: int, info: EngineInfo) -
     return room if wanted is None else min(wanted, room)
 
 
-def requested_max_tokens(body: GenerationBody) -> int | None:
-    """max_completion_tokens before max_tokens (its older name)."""
-    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+def requested_max_tokens(body: GenerationBody, defaults: Mapping[str, float | int] | None = None) -> int | None:
+    """max_completion_tokens before max_tokens (its older name), before the one of `defaults`."""
+    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    default = (defaults or {}).get("max_tokens")
+    return int(default) if asked is None and default is not None else asked
+
+
+def check_prompt_logprobs(body: GenerationBody) -> None:
+    """Raise ApiError where they are asked for in a stream, whose events have no place for them."""
+    if body.stream and body.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs", "not supported in a stream")
 
 
 def unsupported(name: str, reason: str) -> ApiError:

@@ -50,6 +50,8 @@ class ServerOptions:
     shutdown_timeout: float = 30.0
     """Seconds that live requests get on the first signal."""
     max_body_bytes: int
+    checkpoint_defaults: bool = True
+    """Whether sampling values of generation_config.json are defaults of requests; its EOS ids count either way."""
     log_level: str = "info"
 
 
@@ -72,7 +74,7 @@ def run_server(config: EngineConfig, options: ServerOptions) -> int:
         lifecycle = Lifecycle(
             state,
             listener,
-            lambda state: load_model(config, plugins, client, state),
+            lambda state: load_model(config, plugins, client, state, checkpoint_defaults=options.checkpoint_defaults),
             add_routes=lambda app, client: add_plugin_routes(plugins, app, client),
             shutdown_timeout=options.shutdown_timeout,
             begun=begun,
@@ -81,7 +83,9 @@ def run_server(config: EngineConfig, options: ServerOptions) -> int:
             return runner.run(lifecycle.run())
 
 
-async def load_model(config: EngineConfig, plugins: Plugins, client: ProcessClient, state: ServerState) -> None:
+async def load_model(
+    config: EngineConfig, plugins: Plugins, client: ProcessClient, state: ServerState, *, checkpoint_defaults: bool
+) -> None:
     """Resolve the checkpoint, then start the engine and load the text tools beside it."""
     await client.spawn()
     resolved = await in_daemon_thread(lambda: resolve_model(config, plugins))
@@ -91,7 +95,8 @@ async def load_model(config: EngineConfig, plugins: Plugins, client: ProcessClie
     await client.start()
     from pegainfer_server.sampling import defaults_from_generation_config  # takes a while, beside the engine
 
-    state.default_sampling = defaults_from_generation_config(resolved.checkpoint.generation_config)
+    if checkpoint_defaults:
+        state.default_sampling = defaults_from_generation_config(resolved.checkpoint.generation_config)
     log.info("engine config %s", msgspec.json.encode(resolved.config).decode())
     text = asyncio.create_task(in_daemon_thread(lambda: load_text_tools(resolved)))
     ready = asyncio.create_task(client.wait_ready())

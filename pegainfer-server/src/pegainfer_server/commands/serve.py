@@ -11,6 +11,7 @@ from pegainfer_core.config import EngineConfig
 
 from pegainfer_server.flags import API_KEY_VARIABLE, parse_size, with_engine_flags
 
+GenerationConfig = Literal["auto", "none"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -30,6 +31,13 @@ def serve(
         ),
     ] = [],  # noqa: B006
     api_key_file: Annotated[Path | None, typer.Option(help="File with one API key a line.")] = None,
+    generation_config: Annotated[
+        GenerationConfig,
+        typer.Option(
+            help="auto: sampling values of the checkpoint's generation_config.json hold where a request says nothing; "
+            "none: the OpenAI API's do. EOS ids come from it either way."
+        ),
+    ] = "auto",
     shutdown_timeout: Annotated[
         float, typer.Option(min=0.0, help="Seconds that live requests get on SIGTERM or SIGINT.")
     ] = 30.0,
@@ -53,6 +61,7 @@ def serve(
         api_keys=collect_api_keys(api_key, api_key_file),
         shutdown_timeout=shutdown_timeout,
         max_body_bytes=max_body_size,
+        checkpoint_defaults=generation_config == "auto",
         log_level=log_level,
     )
     raise typer.Exit(run_server(config, options))
