@@ -117,12 +117,14 @@ class GemmaCalls(CallSyntax):
     def forced(self, builder: LarkBuilder, tool: Tool) -> str:
         """See CallSyntax. Bound are the name and the notation; required arguments must be there, in the order of the schema."""
         opening, closing, quote = (mark_expression(builder, self._marks, written) for written in (*_CALL, _QUOTE))
-        string = builder.sequence(quote, builder.pattern("[^<]*"), quote)
+        string = builder.sequence(
+            quote, builder.pattern("(?s:.*)" if self._marks.is_special(_QUOTE) else "[^<]*"), quote
+        )
         word = builder.pattern(r"-?[0-9]+(\.[0-9]+)?|true|false|null")
         flat = builder.any_of([string, word])
         items = builder.optional(builder.one_or_more(flat, ","))
         value = builder.any_of([flat, builder.sequence(builder.text("["), items, builder.text("]"))])
-        required = [name for name in tool.arguments_schema.get("required") or ()]
+        required = list(tool.arguments_schema.get("required") or ())
         members = [builder.sequence(builder.text(f"{name}:"), value) for name in required]
         separated = [part for member in members for part in (builder.text(","), member)][1:]
         others = [name for name in tool.arguments_schema.get("properties") or {} if name not in required]

@@ -16,7 +16,7 @@ from pegainfer_core.chat_syntax.source import Finder, Pattern, TextSource, Waiti
 from pegainfer_core.chat_syntax.syntax import CallSink, CallSyntax, Tool, Tools, argument_types, mark_expression
 from pegainfer_core.structured import LarkBuilder
 
-_NAME = re.compile(r"[\w.:/-]+")
+_NAME = re.compile(r"[\w.:/-]")
 _CALL = ("<tool_call>", "</tool_call>")
 _KEY = ("<arg_key>", "</arg_key>")
 _VALUE = ("<arg_value>", "</arg_value>")
@@ -49,8 +49,8 @@ class GlmCalls(CallSyntax):
         sink.start(name)
         writer = ObjectWriter(sink, argument_types(tools, name))
         while (found := (yield from source.until(self._next, ignore))) == 0:
-            yield from self._read_argument(source, writer, sink)
-        if found is not None or not sink.cut:
+            yield from self._read_argument(source, writer)
+        if found is not None or not source.cut:
             writer.close()
         yield from source.expect(self._close)
         sink.end()
@@ -60,15 +60,13 @@ class GlmCalls(CallSyntax):
         """A name and, unread, what must follow it; anything else is prose that names the mark."""
         yield from source.skip_space()
         name = ""
-        while _NAME.fullmatch(name + (yield from source.peek())):
+        while _NAME.fullmatch((yield from source.peek())):
             name += source.take(1)
-            if source.ended and not source.unread:
-                break
         yield from source.skip_space()
         follows = yield from source.looking_at(Pattern((self._key, self._close)))
         return name if name and follows is not None else None
 
-    def _read_argument(self, source: TextSource, writer: ObjectWriter, sink: CallSink) -> Waiting[None]:
+    def _read_argument(self, source: TextSource, writer: ObjectWriter) -> Waiting[None]:
         yield from source.expect(self._key)
         key: list[str] = []
         yield from source.until(self._end_of_key, key.append)
@@ -78,21 +76,21 @@ class GlmCalls(CallSyntax):
             return
         writer.begin("".join(key).strip())
         found = yield from source.until(self._end_of_value, writer.text)
-        if found is not None or not sink.cut:
+        if found is None:
+            writer.text(source.take_rest())
+        if found is not None or not source.cut:
             writer.end()
         if found == 0:
             yield from source.expect(self._value_end)
 
     def forced(self, builder: LarkBuilder, tool: Tool) -> str:
         """See CallSyntax. Values are bound to their declared types; required ones must be there, in the order of the schema."""
-        opening, key, key_end, value, value_end, closing = (
-            mark_expression(builder, self._marks, written) for written in (_CALL[0], *_KEY, *_VALUE, _CALL[1])
-        )
+        written = (*_CALL, *_KEY, _VALUE[0])
+        opening, closing, key, key_end, value = (mark_expression(builder, self._marks, mark) for mark in written)
         parts = [opening, builder.text(tool.name)]
         required = tool.arguments_schema.get("required") or ()
-        for name, schema in (tool.arguments_schema.get("properties") or {}).items():
-            text = value_expression(builder, tool, name, schema, end=_VALUE[1])
+        for name in tool.arguments_schema.get("properties") or {}:
+            text = value_expression(builder, tool, name, self._marks, end=_VALUE[1])
             part = builder.sequence(key, builder.text(name), key_end, value, text)
             parts.append(part if name in required else builder.optional(part))
-        del value_end
         return builder.sequence(*parts, closing)

@@ -89,19 +89,22 @@ def _read_object(source: TextSource, sink: CallSink) -> Waiting[bool]:
     name: str | None = None
     early: list[str] = []  # arguments that came before the name
     started = False
-    while (key := (yield from _next_key(source))) is not None:
+    while isinstance(key := (yield from _next_key(source)), str):
         if key in _ARGUMENT_KEYS and not started and not early:
             if name:
                 started = True
                 sink.start(name)
+            yield from source.skip_space()
             yield from _read_arguments(source, sink.arguments if started else early.append)
         elif key == "name" and name is None:
+            yield from source.skip_space()
             name = yield from read_string(source)
             if not name:
                 return False
         else:
+            yield from source.skip_space()
             yield from read_value(source)
-    if not name:
+    if not name or (source.cut and not started and not key):
         return False
     if not started:
         sink.start(name)
@@ -110,18 +113,17 @@ def _read_object(source: TextSource, sink: CallSink) -> Waiting[bool]:
     return True
 
 
-def _next_key(source: TextSource) -> Waiting[str | None]:
-    """The next key of an object, its colon taken; None at the object's end, which is taken too, or where the JSON breaks."""
+def _next_key(source: TextSource) -> Waiting[str | bool]:
+    """The next key of an object, its colon taken; True at the object's end, which is taken too; False where the JSON breaks."""
     yield from source.skip_space()
     while (yield from source.expect(",")):
         yield from source.skip_space()
     if (yield from source.expect("}")):
-        return None
+        return True
     key = yield from read_string(source)
     yield from source.skip_space()
     if key is None or not (yield from source.expect(":")):
-        return None
-    yield from source.skip_space()
+        return False
     return key
 
 

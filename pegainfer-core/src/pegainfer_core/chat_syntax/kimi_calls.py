@@ -67,6 +67,8 @@ class KimiCalls(CallSyntax):
         yield from source.skip_space()
         if found == 0:
             source.take(len(self._call_end))
+        elif found is None:
+            sink.arguments(source.take_rest())
         if found is not None and not arguments.any:
             sink.arguments("{}")
         sink.end()

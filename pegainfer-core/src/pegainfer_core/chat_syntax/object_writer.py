@@ -5,10 +5,9 @@ Owns quotes, commas and types. A string is told as it grows; any other value onc
 
 from __future__ import annotations
 
-from typing import Any
-
 from pegainfer_core.chat_syntax.arguments import ArgumentTypes, escaped, quoted
-from pegainfer_core.chat_syntax.syntax import CallSink, Tool
+from pegainfer_core.chat_syntax.marks import Marks
+from pegainfer_core.chat_syntax.syntax import CallSink, Tool, mark_expression
 from pegainfer_core.structured import LarkBuilder
 
 
@@ -47,13 +46,17 @@ class ObjectWriter:
         self._sink.arguments("{}" if self._before == "{" else "}")
 
 
-def value_expression(builder: LarkBuilder, tool: Tool, name: str, schema: Any, *, end: str) -> str:
-    """For a grammar: the bare text of one value and what ends it."""
+def value_expression(builder: LarkBuilder, tool: Tool, name: str, marks: Marks, *, before: str = "", end: str) -> str:
+    """For a grammar: the bare text of one value, what stands `before` its end, and the mark `end`."""
     types = ArgumentTypes(tool.parameters)
-    if isinstance(schema, dict) and isinstance(schema.get("enum"), list) and types.is_text(name):
-        options = [builder.text(str(value)) for value in schema["enum"]]
-        return builder.sequence(builder.any_of(options), builder.text(end))
-    if types.is_text(name) or not isinstance(schema, dict):
-        return builder.up_to(end)
-    inherited = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
-    return builder.sequence(builder.json({**inherited, **schema}, strict=tool.strict), builder.text(end))
+    schema = tool.arguments_schema["properties"][name]
+    if types.is_text(name) and not schema.get("enum"):
+        if marks.is_special(end):
+            return builder.sequence(builder.pattern("(?s:.*)"), mark_expression(builder, marks, end))
+        return builder.up_to(before + end)
+    if types.is_text(name):
+        value = builder.any_of([builder.text(str(option)) for option in schema["enum"]])
+    else:
+        inherited = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+        value = builder.json({**inherited, **schema} if isinstance(schema, dict) else {}, strict=tool.strict)
+    return builder.sequence(value, builder.text(before), mark_expression(builder, marks, end))

@@ -50,7 +50,6 @@ class AnswerParser:
         self._openers = () if self._calls is None else tuple(self._calls.openers)
         self._events: list[AnswerEvent] = []
         self._source = TextSource()
-        self._sink = _Sink(self)
         self._done = False
         self._run = self._answer()
         next(self._run)
@@ -70,8 +69,7 @@ class AnswerParser:
     def finish(self, *, cut: bool) -> list[AnswerEvent]:
         """The rest; `cut` if the model was stopped before it was done, so that an unfinished call is no text of the answer."""
         if not self.ended:
-            self._sink.cut = cut
-            self._source.end()
+            self._source.end(cut=cut)
             self._resume()
         return self._drained()
 
@@ -108,7 +106,11 @@ class AnswerParser:
         source.mark()
         yield from source.skip_space()
         if (yield from source.looking_at(pattern)) is None:
-            source.rewind()
+            if source.cut_within(pattern):
+                source.take_rest()
+                source.forget()
+            else:
+                source.rewind()
             return False
         source.forget()
         return True
@@ -121,7 +123,8 @@ class AnswerParser:
         yield from self._source.skip_space()
         yield from self._source.expect(reasoning.open)
         if reasoning.label:
-            yield from self._source.expect(reasoning.label)
+            if not (yield from self._source.expect(reasoning.label)) and self._source.cut_within(Pattern(reasoning.label)):
+                self._source.take_rest()
         yield from self._thoughts(strip=True)
 
     def _thoughts(self, *, strip: bool) -> Waiting[None]:
@@ -132,9 +135,10 @@ class AnswerParser:
             yield from source.skip_space()
         finder = Finder(Pattern(reasoning.close), *self._openers)
         found = yield from source.until(finder, self._tell_reasoning, held=SPACE)
-        yield from source.skip_space()
-        if found is None:  # cut off
+        if found is None:
+            self._tell_reasoning(self._tail().rstrip())
             return
+        yield from source.skip_space()
         if found == 0:
             source.take(len(reasoning.close))
         self.in_reasoning = False
@@ -144,9 +148,15 @@ class AnswerParser:
         """Content up to what `finder` finds; spaces before that stay unread, spaces at the end are content."""
         source = self._source
         found = yield from source.until(finder, self._tell_content, held=SPACE if finder.patterns else "")
-        if found is None and source.unread:
-            self._tell_content(source.take(source.unread))
+        if found is None:
+            self._tell_content(self._tail())
         return found
+
+    def _tail(self) -> str:
+        """What is left at the end: spaces, and perhaps what may have begun a mark, which is dropped if the text was cut off there."""
+        source = self._source
+        spaces = source.take(min(source.unread, source.length_before(NO_SPACE)))
+        return spaces + source.take_rest()
 
     def _call(self) -> Waiting[None]:
         """A call, or several, whose opener is unread, spaces before it included. What turns out to be none is content."""
@@ -154,11 +164,14 @@ class AnswerParser:
         source = self._source
         source.mark()
         yield from source.skip_space()
-        is_call = yield from self._calls.read(source, self._settings.tools or {}, self._sink)
+        is_call = yield from self._calls.read(source, self._settings.tools or {}, _Sink(self))
         if is_call:
             source.forget()
+            if source.ended:  # the beginning of its closing mark
+                source.take(source.unread)
             yield from source.skip_space()
-        elif self._sink.cut and not source.unread:
+        elif source.cut:  # else it would have been found out before the end
+            source.take_rest()
             source.forget()
         else:
             source.rewind()
@@ -191,6 +204,7 @@ class AnswerParser:
         if self.ended:
             return
         assert self._calls is not None
+        name = self._clean(name)
         self._source.forget()
         call_id = self._calls.call_id(name, self._settings.calls_before + self.num_calls)
         self._events.append(ToolCallStart(self.num_calls, call_id, name))

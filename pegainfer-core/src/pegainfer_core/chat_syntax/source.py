@@ -23,7 +23,7 @@ _UNDECIDED: Final = -1
 class Pattern:
     """Literals in a row, in which None stands for any whitespace and a tuple for one of several literals (the first that fits).
 
-    An empty literal stands for the end of the text.
+    An empty literal stands for the end of a text that was not cut off.
     """
 
     def __init__(self, *parts: str | tuple[str, ...] | None) -> None:
@@ -32,10 +32,10 @@ class Pattern:
         assert first and all(first), "a pattern begins with a literal"
         self.first_characters = frozenset(literal[0] for literal in first)
 
-    def match(self, text: str, at: int, final: bool) -> int | None:
+    def match(self, text: str, at: int, final: bool, cut: bool) -> int | None:
         """Where a match that begins at `at` ends; None for no match; -1 if more text decides, which never comes if `final`."""
         for part in self._parts:
-            end = _skip(text, at) if part is None else _literal(part, text, at, final)
+            end = _skip(text, at) if part is None else _literal(part, text, at, final and not cut)
             if end == _UNDECIDED or (part is None and end == len(text) and not final):
                 return None if final else _UNDECIDED
             if end is None:
@@ -44,9 +44,9 @@ class Pattern:
         return at
 
 
-def _literal(options: Sequence[str], text: str, at: int, final: bool) -> int | None:
+def _literal(options: Sequence[str], text: str, at: int, may_end: bool) -> int | None:
     if at == len(text):
-        return at if final and "" in options else _UNDECIDED
+        return at if may_end and "" in options else _UNDECIDED
     for option in options:
         if option and text.startswith(option, at):
             return at + len(option)
@@ -69,14 +69,14 @@ class Finder:
         characters = frozenset[str]().union(*(pattern.first_characters for pattern in patterns))
         self._candidates = re.compile("[" + re.escape("".join(sorted(characters))) + "]") if characters else None
 
-    def search(self, text: str, at: int, final: bool) -> tuple[int, int, int] | None:
+    def search(self, text: str, at: int, final: bool, cut: bool) -> tuple[int, int, int] | None:
         """(begin, end, number of the pattern), earliest first; end is -1 if more text decides about the match at begin."""
         if self._candidates is None:
             return None
         for candidate in self._candidates.finditer(text, at):
             begin = candidate.start()
             for number, pattern in enumerate(self.patterns):
-                end = pattern.match(text, begin, final)
+                end = pattern.match(text, begin, final, cut)
                 if end is not None:
                     return begin, end, number
         return None
@@ -87,6 +87,8 @@ class TextSource:
 
     def __init__(self) -> None:
         self.ended = False
+        self.cut = False
+        """Whether it ended before the model was done: what is open then stays open."""
         self._text = ""
         self._at = 0
         self._marked: int | None = None
@@ -99,9 +101,10 @@ class TextSource:
         if self._marked is not None:
             self._marked = 0
 
-    def end(self) -> None:
-        """No more text will come."""
+    def end(self, *, cut: bool) -> None:
+        """No more text will come; `cut` if the model was stopped before it was done."""
         self.ended = True
+        self.cut = cut
 
     @property
     def unread(self) -> int:
@@ -128,6 +131,11 @@ class TextSource:
         assert len(text) == count
         self._at += count
         return text
+
+    def take_rest(self) -> str:
+        """All that is unread at the end: what may have begun a mark. It is dropped if the text was cut off, and text otherwise."""
+        rest = self.take(self.unread)
+        return "" if self.cut else rest
 
     def length_before(self, wanted: re.Pattern[str]) -> int:
         """How many of the unread characters come before the first one that `wanted` finds."""
@@ -166,23 +174,33 @@ class TextSource:
     def looking_at(self, pattern: Pattern) -> Waiting[int | None]:
         """Where in the text so far a pattern that begins here ends; None if the text goes on differently."""
         while True:
-            end = pattern.match(self._text, self._at, self.ended)
+            end = pattern.match(self._text, self._at, self.ended, self.cut)
             if end != _UNDECIDED:
                 return end
             yield from self.more()
 
+    def cut_within(self, pattern: Pattern) -> bool:
+        """Whether the text was cut off in what may have become this pattern."""
+        return self.cut and self.unread > 0 and pattern.match(self._text, self._at, False, True) == _UNDECIDED
+
     def until(self, finder: Finder, emit: Emit, *, held: str = "", most_held: int | None = None) -> Waiting[int | None]:
         """Emit text up to the earliest match, which stays unread; the number of its pattern, or None at the end of the text.
 
-        Characters of `held` (at most `most_held`) right before the match, or before the end, stay unread too: the caller decides.
+        Characters of `held` (at most `most_held`) right before the match, or before the end, stay unread too, and so does a match that
+        the end cut off: the caller decides.
         """
+        begun: int | None = None  # where a match may have begun that more text would decide
         while True:
-            found = finder.search(self._text, self._at, self.ended)
-            solid = self._before_held(len(self._text) if found is None else found[0], held, most_held)
+            found = finder.search(self._text, self._at, self.ended, self.cut)
+            begin = len(self._text) if found is None else found[0]
+            if found is None and self.ended and begun is not None:
+                begin = begun
+            solid = self._before_held(begin, held, most_held)
             if solid > self._at:
                 emit(self.take(solid - self._at))
             if found is not None and found[1] != _UNDECIDED:
                 return found[2]
+            begun = None if found is None else found[0]
             if not (yield from self.more()):
                 return None
 

@@ -41,9 +41,6 @@ Tools = Mapping[str, Tool]
 class CallSink(ABC):
     """Takes what a reader finds, in this order for each call: start, any number of arguments, end."""
 
-    cut = False
-    """Whether the text ended before the model was done: what is open then stays open."""
-
     @abstractmethod
     def start(self, name: str) -> None:
         """A call's name is known."""

@@ -62,9 +62,9 @@ class XmlCalls(CallSyntax):
             if key is not None:
                 writer.begin(key)
                 complete = yield from self._read_value(source, writer, value_end)
-                if complete or not sink.cut:
+                if complete or not source.cut:
                     writer.end()
-        if found is not None or not sink.cut:
+        if found is not None or not source.cut:
             writer.close()
         yield from source.expect(_FUNCTION_END)
         yield from source.skip_space()
@@ -86,6 +86,8 @@ class XmlCalls(CallSyntax):
         """One value; False if the text ended in it."""
         yield from source.expect("\n")
         found = yield from source.until(value_end, writer.text, held="\n", most_held=1)
+        if found is None:
+            writer.text(source.take_rest().removesuffix("\n"))
         yield from source.expect("\n")
         if found == 0:
             yield from source.expect(_PARAMETER_END)
@@ -96,10 +98,10 @@ class XmlCalls(CallSyntax):
         opening, closing = (mark_expression(builder, self._marks, mark) for mark in ("<tool_call>", "</tool_call>"))
         parts = [opening, builder.text(f"\n{_FUNCTION}{tool.name}>\n")]
         required = tool.arguments_schema.get("required") or ()
-        for name, schema in (tool.arguments_schema.get("properties") or {}).items():
+        for name in tool.arguments_schema.get("properties") or {}:
             head = builder.text(f"{_PARAMETER}{name}>\n")
-            value = value_expression(builder, tool, name, schema, end=f"\n{_PARAMETER_END}\n")
-            part = builder.sequence(head, value)
+            value = value_expression(builder, tool, name, self._marks, before="\n", end=_PARAMETER_END)
+            part = builder.sequence(head, value, builder.text("\n"))
             parts.append(part if name in required else builder.optional(part))
         return builder.sequence(*parts, builder.text(f"{_FUNCTION_END}\n"), closing)
 
