@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -113,7 +114,7 @@ def read(
     parser = AnswerParser(syntax, ParserSettings(tools=tools, **settings))
     result = Read()
     places = [0, *sorted({place % (len(given) + 1) for place in cuts}), len(given)]
-    for begin, end in zip(places, places[1:], strict=False):
+    for begin, end in itertools.pairwise(places):
         for event in parser.push(given[begin:end]):
             result.add(event)
     for event in parser.finish(cut=cut):

@@ -10,8 +10,16 @@ from pegainfer_core.chat_syntax.glm_calls import GlmCalls
 from pegainfer_core.chat_syntax.json_calls import JsonCalls
 from pegainfer_core.chat_syntax.kimi_calls import KimiCalls
 from pegainfer_core.chat_syntax.marks import Marks
-from pegainfer_core.chat_syntax.parser import AnswerParser, ParserSettings
-from pegainfer_core.chat_syntax.syntax import CallSink, CallSyntax, ChatSyntax, ReasoningMarks, Tool, reasoning_marks
+from pegainfer_core.chat_syntax.parser import AnswerParser, ParserSettings, Start, start_after
+from pegainfer_core.chat_syntax.syntax import (
+    CallSink,
+    CallSyntax,
+    ChatSyntax,
+    ReasoningMarks,
+    SyntaxOf,
+    Tool,
+    reasoning_marks,
+)
 from pegainfer_core.chat_syntax.xml_calls import XmlCalls
 
 __all__ = [
@@ -26,6 +34,8 @@ __all__ = [
     "Marks",
     "ParserSettings",
     "ReasoningMarks",
+    "Start",
+    "SyntaxOf",
     "Tool",
     "XmlCalls",
     "gemma_syntax",
@@ -35,6 +45,7 @@ __all__ = [
     "qwen_json_syntax",
     "qwen_xml_syntax",
     "reasoning_marks",
+    "start_after",
 ]
 
 

@@ -88,7 +88,7 @@ class KimiCalls(CallSyntax):
             if isinstance(message.get("tool_calls"), list):
                 changed["tool_calls"] = calls = []
                 for call in message["tool_calls"]:
-                    new = self.call_id(call["function"]["name"], number)
+                    new = self.call_id(str((call.get("function") or {}).get("name")), number)
                     renamed[str(call.get("id"))] = new
                     calls.append({**call, "id": new})
                     number += 1

@@ -18,6 +18,22 @@ Start = Literal["undecided", "thinking", "mid-thought", "answer"]
 """Where the prompt leaves the model: free to begin with thinking, just inside thinking, amid a sentence of it, or in its answer."""
 
 
+def start_after(syntax: ChatSyntax, prompt: str, continued: str | None) -> Start:
+    """Where a rendered prompt leaves the model. Only its end counts: what users write elsewhere opens and closes nothing.
+
+    `continued`: the text of the assistant's message that is to be continued, if one is.
+    """
+    reasoning = syntax.reasoning
+    if reasoning is None:
+        return "answer"
+    if continued is not None:
+        return "mid-thought" if continued.rfind(reasoning.opening) > continued.rfind(reasoning.closing) else "answer"
+    tail = prompt.rstrip()
+    if tail.endswith((reasoning.opening, reasoning.opening + reasoning.label)):
+        return "thinking"
+    return "answer" if tail.endswith(reasoning.closing) else "undecided"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ParserSettings:
     """What a request asks of its answers."""
@@ -123,7 +139,8 @@ class AnswerParser:
         yield from self._source.skip_space()
         yield from self._source.expect(reasoning.open)
         if reasoning.label:
-            if not (yield from self._source.expect(reasoning.label)) and self._source.cut_within(Pattern(reasoning.label)):
+            has_label = yield from self._source.expect(reasoning.label)
+            if not has_label and self._source.cut_within(Pattern(reasoning.label)):
                 self._source.take_rest()
         yield from self._thoughts(strip=True)
 

@@ -100,9 +100,13 @@ class CallSyntax(ABC):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReasoningMarks:
-    """What stands around thinking, as it is read (see `Marks`)."""
+    """What stands around thinking."""
 
+    opening: str
+    """As it is written."""
+    closing: str
     open: str
+    """As it is read (see `Marks`)."""
     close: str
     open_id: int | None
     """The token that opens it; None if that takes several tokens."""
@@ -128,8 +132,16 @@ SyntaxOf = Callable[[Marks], ChatSyntax]
 
 def reasoning_marks(marks: Marks, opening: str, closing: str, label: str = "") -> ReasoningMarks:
     """Thinking between two marks; it may begin anywhere if the opening one is a special token."""
-    ids = marks.token_id(opening), marks.token_id(closing)
-    return ReasoningMarks(marks(opening), marks(closing), *ids, anywhere=marks.is_special(opening), label=label)
+    return ReasoningMarks(
+        opening,
+        closing,
+        marks(opening),
+        marks(closing),
+        marks.token_id(opening),
+        marks.token_id(closing),
+        anywhere=marks.is_special(opening),
+        label=label,
+    )
 
 
 def argument_types(tools: Tools, name: str) -> ArgumentTypes:
