@@ -393,7 +393,7 @@ def test_kimi_history_gets_ids_in_the_models_form() -> None:
     syntax = kimi_syntax(Marks(Vocabulary()))
     assert syntax.calls is not None
     call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "assistant", "tool_calls": [{**call, "id": "call_a"}, {**call, "id": "call_b"}]},
         {"role": "tool", "tool_call_id": "call_b", "content": "2"},
         {"role": "assistant", "tool_calls": [{**call, "id": "call_a"}]},
@@ -405,7 +405,7 @@ def test_kimi_history_gets_ids_in_the_models_form() -> None:
         ["functions.f:2"],
     ]
     assert [result[place]["tool_call_id"] for place in (1, 3)] == ["functions.f:1", "functions.f:2"]
-    assert messages[0]["tool_calls"][0]["id"] == "call_a"  # type: ignore[index]
+    assert messages[0]["tool_calls"][0]["id"] == "call_a"
 
 
 def test_long_arguments_come_while_they_are_written() -> None:
