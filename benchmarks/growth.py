@@ -72,6 +72,9 @@ class InstantStep:
     def __init__(self, plan: StepPlan) -> None:
         self._plan = plan
 
+    def settle(self) -> None:
+        """See LaunchedStep."""
+
     def wait(self) -> StepResult:
         """See LaunchedStep."""
         return StepResult(rows=[RowResult(token_id=7 if row.samples else None) for row in self._plan.rows])

@@ -10,6 +10,8 @@ import torch
 from pegainfer_core.batch import BatchBuilder, StepInputs, StepShape, exact_shape
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.engine import Engine
+from pegainfer_core.grammar_admission import GrammarAdmission
+from pegainfer_core.grammars import Grammars
 from pegainfer_core.graphs import StepGraphs
 from pegainfer_core.kv.cache import KVCache
 from pegainfer_core.kv.storage import allocate
@@ -24,6 +26,7 @@ from pegainfer_core.runner import Runner
 from pegainfer_core.sampler import Sampler
 from pegainfer_core.sampling_params import SamplingParams
 from pegainfer_core.scheduler import Scheduler, SchedulerLimits
+from pegainfer_core.structured import regex
 from pegainfer_core.weights import load_weights
 from pegainfer_qwen3.testing import write_tiny_qwen3
 
@@ -58,11 +61,12 @@ def make_engine(path: Path, backend: AttentionBackend, recorder: Recorder | None
     for keys, values in caches:  # a replay's padding reads page 0 only; anything else read by mistake shows
         keys.fill_(float("nan"))
         values.fill_(float("nan"))
+    grammars = Grammars(resolved.load_tokenizer, resolved.vocab_size, resolved.eos_token_ids)
     runner = Runner(
         model.eval(),
         caches,
         backend,
-        Sampler(resolved.vocab_size, resolved.eos_token_ids, CPU),
+        Sampler(resolved.vocab_size, resolved.eos_token_ids, CPU, grammars),
         num_slots=SLOTS,
         max_model_len=MAX_LEN,
         max_prefill_tokens=MAX_PREFILL,
@@ -78,7 +82,8 @@ def make_engine(path: Path, backend: AttentionBackend, recorder: Recorder | None
         vocab_size=resolved.vocab_size,
         eos_token_ids=frozenset(),
     )
-    return Engine(Scheduler(limits, KVCache(NUM_PAGES, PAGE_SIZE)), runner, run_ahead=run_ahead)
+    scheduler = Scheduler(limits, KVCache(NUM_PAGES, PAGE_SIZE))
+    return Engine(scheduler, runner, run_ahead=run_ahead, grammars=GrammarAdmission(grammars))
 
 
 def run(engine: Engine, requests: list[AddRequest]) -> dict[str, list[RequestOutput]]:
@@ -96,6 +101,7 @@ def requests() -> list[AddRequest]:
     greedy = SamplingParams(temperature=0.0, max_tokens=9, logprobs=2)
     seeded = SamplingParams(temperature=1.0, top_p=0.9, seed=3, max_tokens=7, logprobs=0)
     penalised = SamplingParams(temperature=0.0, presence_penalty=1.5, max_tokens=8)
+    digits = SamplingParams(temperature=0.0, grammar=regex("[0-9]{12}"), logprobs=0)
     echo = SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=1)
     shared = list(range(20, 41))
     return [
@@ -103,6 +109,7 @@ def requests() -> list[AddRequest]:
         AddRequest("long", list(range(100, 145)), greedy),
         AddRequest("seeded", [9, 8, 7, 6, 5], seeded),
         AddRequest("penalised", shared, penalised),
+        AddRequest("digits", [12, 13], digits),
         AddRequest("warm", shared, greedy),
         AddRequest("echo", [30, 31, 32, 33, 34, 35], echo),
         AddRequest("one", [11], SamplingParams(temperature=0.0, max_tokens=1)),

@@ -12,6 +12,7 @@ RejectionCode = Literal[
     "invalid_request",  # a value that can never be right: out of range, wrong length
     "context_length_exceeded",  # prompt (plus max_tokens) does not fit the served context
     "kv_budget_exceeded",  # could never fit the page pool, even alone
+    "invalid_grammar",  # a grammar or schema that cannot be compiled
     "queue_full",  # too many waiting requests; try again later
 ]
 

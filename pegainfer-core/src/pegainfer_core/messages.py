@@ -82,6 +82,8 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     rejection: RejectionCode | None
     times: tuple[float, float] | None
     """Once, with the output that ends the prefill: seconds waiting, and from then to that output."""
+    rejected_param: str | None = None
+    """The request's field that was refused, where one is to blame."""
 
 
 class EngineStats(msgspec.Struct, frozen=True):

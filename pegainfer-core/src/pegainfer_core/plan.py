@@ -69,7 +69,9 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prompt_logprobs: list[tuple[int, float, int, list[tuple[int, float]]]] | None = None
     """(token id, logprob, rank, top) for the prompt tokens that follow this row's positions."""
     error: str | None = None
-    """Set if this row's logits were not finite; the request fails, the others go on."""
+    """Set if this row's logits were not finite or its grammar cannot go on; the request fails, the others go on."""
+    complete: bool = False
+    """Whether this token makes the answer whole, by its grammar: the request ends with it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

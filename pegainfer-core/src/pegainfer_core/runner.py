@@ -116,7 +116,7 @@ class Runner:
         hidden_TE = self._hidden(shape, inputs, lens)
         prompt_logprobs = self._prompt_logprobs(plan.rows, hidden_TE)
         if not shape.sampled_rows:
-            return RunningStep(plan, places, [], None, prompt_logprobs)
+            return RunningStep(plan, places, [], None, prompt_logprobs, self._sampler.prepare, at_once=True)
         logits_NV, token_ids_N, finite_N = self._choose(hidden_TE, inputs)
         return self._sampled(plan, places, logits_NV, (token_ids_N, finite_N), prompt_logprobs)
 
@@ -144,17 +144,33 @@ class Runner:
         greedy: tuple[Tensor, Tensor],
         prompt_logprobs: dict[int, PromptLogprobs],
     ) -> RunningStep:
-        """Redo the rows that want more than the arg max, and queue the copies to the host."""
+        """Redo the rows that want more than the arg max, unless that needs tokens which are still to come."""
         rows = [row for row, place in zip(plan.rows, places, strict=True) if place >= 0]
         states = [self._states[row.slot] for row in rows]
-        used = [place for place in places if place >= 0]
-        sampled = self._sampler.sample(logits_NV, states, [row.output_index for row in rows], used, greedy)
+
+        def sample() -> Sampled:
+            with self._computing():
+                return self._sample(rows, [place for place in places if place >= 0], states, logits_NV, greedy)
+
+        waits = any(state.waits(row.output_index) for row, state in zip(rows, states, strict=True))
+        return RunningStep(plan, places, states, sample, prompt_logprobs, self._sampler.prepare, at_once=not waits)
+
+    def _sample(
+        self,
+        rows: list[Row],
+        places: list[int],
+        states: list[SlotState],
+        logits_NV: Tensor,
+        greedy: tuple[Tensor, Tensor],
+    ) -> Sampled:
+        """Ids and logprobs of the rows that sample; what is not the arg max becomes its slot's last token."""
+        sampled = self._sampler.sample(logits_NV, states, [row.output_index for row in rows], places, greedy)
         if sampled.changed:
-            slots = {place: row.slot for place, row in zip(used, rows, strict=True)}
+            slots = {place: row.slot for place, row in zip(places, rows, strict=True)}
             pairs = np.asarray([sampled.changed, [slots[place] for place in sampled.changed]], dtype=np.int64)
             both = to_device(pairs, self._device)
             self._last_token_S[both[1]] = sampled.token_ids_N[both[0]]
-        return RunningStep(plan, places, states, sampled, prompt_logprobs)
+        return sampled
 
     def _prompt_logprobs(self, rows: Sequence[Row], hidden_TE: Tensor) -> dict[int, PromptLogprobs]:
         """Logprobs of the prompt tokens that follow each position of the rows that want them, by row index."""
@@ -203,56 +219,85 @@ class RunningStep:
         plan: StepPlan,
         places: list[int],
         states: list[SlotState],
-        sampled: Sampled | None,
+        sample: Callable[[], Sampled] | None,
         prompt_logprobs: dict[int, PromptLogprobs],
+        took: Callable[[Sequence[SlotState]], None],
+        *,
+        at_once: bool,
     ) -> None:
+        """`sample` queues the choice of tokens; `took` is told of the states that took one."""
         self._plan = plan
         self._places = places
         self._states = states
         """Of the rows that sample, in plan order."""
-        self._logprobs = None if sampled is None else sampled.logprobs
+        self._sample = sample
+        self._took = took
         self._prompt_logprobs = prompt_logprobs
+        self._logprobs: Logprobs | None = None
         self._ready: torch.cuda.Event | None = None
         self._host: Tensor | None = None
-        if sampled is not None:
-            on_gpu = sampled.token_ids_N.is_cuda
-            self._host = torch.empty(2, len(sampled.token_ids_N), dtype=torch.int64, pin_memory=on_gpu)
-            self._host[0].copy_(sampled.token_ids_N, non_blocking=True)
-            self._host[1].copy_(sampled.finite_N, non_blocking=True)
-            if on_gpu:
-                self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                self._ready.record()
+        if at_once:
+            self.settle()
+
+    def settle(self) -> None:
+        """Queue the choice of tokens, if it had to wait for those of the step before: they are known now."""
+        sample, self._sample = self._sample, None
+        if sample is None:
+            return
+        sampled = sample()
+        self._logprobs = sampled.logprobs
+        on_gpu = sampled.token_ids_N.is_cuda
+        self._host = torch.empty(2, len(sampled.token_ids_N), dtype=torch.int64, pin_memory=on_gpu)
+        self._host[0].copy_(sampled.token_ids_N, non_blocking=True)
+        self._host[1].copy_(sampled.finite_N, non_blocking=True)
+        if on_gpu:
+            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._ready.record()
 
     def wait(self) -> StepResult:
-        """Block until the step is done; counts its tokens for the penalties of the next ones."""
+        """Block until the step is done; its tokens are taken, for those that depend on them."""
+        assert self._sample is None, "settled before"
         with _device_loss():
             if self._ready is not None:
                 self._ready.synchronize()
-            return StepResult(rows=self._results())
+            results = self._results()
+            self._took(self._states)
+            return StepResult(rows=results)
 
     def _results(self) -> list[RowResult]:
         token_ids, finite = ([], []) if self._host is None else self._host.tolist()
         entries = iter([] if self._logprobs is None else _top_entries(self._logprobs))
         states = iter(self._states)
         results: list[RowResult] = []
-        for index, place in enumerate(self._places):
+        for index, (row, place) in enumerate(zip(self._plan.rows, self._places, strict=True)):
             wanted = self._prompt_logprobs.get(index)
             prompt_logprobs = None if wanted is None else wanted.entries()
             if place < 0:
                 results.append(RowResult(token_id=None, prompt_logprobs=prompt_logprobs))
                 continue
             state = next(states)
-            logprob = None
-            if state.params.logprobs is not None:
-                value, rank, top = next(entries)
-                logprob = (value, rank, top[: state.params.logprobs])
-            if not finite[place]:
-                results.append(RowResult(token_id=None, error="the model's logits are not finite for this request"))
-                continue
-            token_id = token_ids[place]
-            state.record(token_id)
-            results.append(RowResult(token_id=token_id, logprob=logprob, prompt_logprobs=prompt_logprobs))
+            top = next(entries) if state.params.logprobs is not None else None
+            results.append(_result(state, row, token_ids[place], bool(finite[place]), top, prompt_logprobs))
         return results
+
+
+def _result(
+    state: SlotState,
+    row: Row,
+    token_id: int,
+    finite: bool,
+    top: TopEntry | None,
+    prompt_logprobs: list[PromptEntry] | None,
+) -> RowResult:
+    """What a row that samples gave. The state takes its token."""
+    if state.num_output != row.output_index or state.ended:
+        return RowResult(token_id=None)  # void: the request has ended, or a step before failed
+    problem = state.problem if finite else "the model's logits are not finite for this request"
+    if problem is not None:
+        return RowResult(token_id=None, error=problem)
+    logprob = None if top is None else (top[0], top[1], top[2][: state.params.logprobs])
+    state.record(token_id)
+    return RowResult(token_id=token_id, logprob=logprob, prompt_logprobs=prompt_logprobs, complete=state.complete)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Logits to ids and logprobs, for a whole step at once.
 
-Owns the sampling state of each slot and the order of operations: vocabulary bound, logit bias, penalties, min_tokens, then greedy or
-temperature, top_k, top_p, min_p, draw. Logprobs are of the raw logits. Knows nothing of pages or scheduling.
+Owns the sampling state of each slot and the order of operations: vocabulary bound, logit bias, penalties, min_tokens, the mask of a
+constraint, then greedy or temperature, top_k, top_p, min_p, draw. Logprobs are of the raw logits. Knows nothing of pages or scheduling.
 
 Shape suffixes: R rows, V vocabulary.
 """
@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from pegainfer_core.batch import to_device
+from pegainfer_core.constraints import Constraint, Masks
+from pegainfer_core.grammars import Grammars
 from pegainfer_core.ops import sampling
 from pegainfer_core.plan import Join
 from pegainfer_core.sampling_params import SamplingParams
@@ -26,24 +28,52 @@ from pegainfer_core.sampling_params import SamplingParams
 class SlotState:
     """What the sampler remembers of the request in a slot."""
 
-    def __init__(self, join: Join, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, join: Join, eos_token_ids: frozenset[int], masks: Masks) -> None:
         self.params: SamplingParams = join.params
         self.seed = join.seed
+        self.num_output = len(join.output_ids)
+        """Tokens taken: the next one has this index."""
         self.seen: set[int] = set()
         self.output_counts: Counter[int] = Counter()
         self.stop_ids = sorted(set(self.params.stop_token_ids) | (set() if self.params.ignore_eos else eos_token_ids))
         if self.params.penalises:
             self.seen.update(join.prompt_ids, join.output_ids)
             self.output_counts.update(join.output_ids)
+        self.constraint = masks.constraint(join, self.stop_ids)
+
+    @property
+    def ended(self) -> bool:
+        """Whether a constraint knows that there is no next token."""
+        return self.constraint is not None and self.constraint.ended
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer is whole by its grammar."""
+        return self.constraint is not None and self.constraint.complete
+
+    @property
+    def problem(self) -> str | None:
+        """Why the next token cannot be chosen."""
+        return None if self.constraint is None else self.constraint.problem
+
+    def waits(self, output_index: int) -> bool:
+        """Whether the choice of this token needs to know tokens that are not taken yet."""
+        missing = output_index - self.num_output
+        if missing <= 0:
+            return False
+        return self.params.penalises or (self.constraint is not None and self.constraint.may_bind(missing))
 
     def takes_arg_max(self, output_index: int) -> bool:
         """Whether the next token is the arg max of the logits as they are."""
         params = self.params
         untouched = not (params.logit_bias or params.penalises or output_index < params.min_tokens)
-        return params.greedy and untouched
+        return params.greedy and untouched and not (self.constraint is not None and self.constraint.binds)
 
     def record(self, token_id: int) -> None:
-        """Count a sampled token."""
+        """Take a sampled token."""
+        self.num_output += 1
+        if self.constraint is not None:
+            self.constraint.accept(token_id)
         if self.params.penalises:
             self.seen.add(token_id)
             self.output_counts[token_id] += 1
@@ -75,14 +105,26 @@ class Sampled:
 class Sampler:
     """One instance per runner."""
 
-    def __init__(self, vocab_size: int, eos_token_ids: frozenset[int], device: torch.device) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        device: torch.device,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """`grammars` are those that the engine has compiled; without, no request has one."""
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._device = device
+        self._masks = Masks(vocab_size, eos_token_ids, grammars)
 
     def join(self, join: Join) -> SlotState:
         """State for a request that takes a slot."""
-        return SlotState(join, self._eos_token_ids)
+        return SlotState(join, self._eos_token_ids, self._masks)
+
+    def prepare(self, states: Sequence[SlotState]) -> None:
+        """Begin to compute, beside the caller, what the next tokens of these states need; call it when they took one."""
+        self._masks.prepare([state.constraint for state in states if state.constraint is not None])
 
     def greedy(self, logits_NV: Tensor) -> tuple[Tensor, Tensor]:
         """(ids, whether the logits are finite), int64 [N] each: the most likely decodable token. Capturable."""
@@ -166,7 +208,7 @@ class Sampler:
         return sampling.sample(scaled_RV, key_R)
 
     def _adjust(self, logits_RV: Tensor, states: Sequence[SlotState], output_indices: Sequence[int]) -> None:
-        """Logit bias, penalties and min_tokens, in place, for the rows that ask for them."""
+        """Logit bias, penalties, min_tokens and constraints, in place, for the rows that ask for them."""
         for row, (state, output_index) in enumerate(zip(states, output_indices, strict=True)):
             params = state.params
             if params.logit_bias:
@@ -182,8 +224,18 @@ class Sampler:
                 counts = self._tensor(list(state.output_counts.values()), np.float32)
                 ids = self._tensor(list(state.output_counts), np.int64)
                 logits_RV[row, ids] -= params.presence_penalty + params.frequency_penalty * counts
-            if output_index < params.min_tokens and state.stop_ids:
+            bound = state.constraint is not None and state.constraint.binds
+            if output_index < params.min_tokens and state.stop_ids and not bound:
                 logits_RV[row, self._tensor(state.stop_ids, np.int64)] = -torch.inf
+        self._constrain(logits_RV, [state.constraint for state in states])
+
+    def _constrain(self, logits_RV: Tensor, constraints: Sequence[Constraint | None]) -> None:
+        """Forbid what constraints forbid, in place. Waits for masks that are not computed yet."""
+        bound = [(row, c) for row, c in enumerate(constraints) if c is not None and c.binds]
+        if bound:
+            words_RW = to_device(self._masks.words([constraint for _, constraint in bound]), self._device)
+            rows = self._tensor([row for row, _ in bound], np.int64)
+            logits_RV[rows] = sampling.mask_tokens(logits_RV[rows], words_RW)
 
     def _tensor(self, values: Sequence[float], dtype: type[np.generic]) -> Tensor:
         return to_device(np.asarray(values, dtype=dtype), self._device)

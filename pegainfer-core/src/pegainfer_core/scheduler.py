@@ -69,7 +69,7 @@ class Scheduler:
         try:
             self._validate(message)
         except RequestError as error:
-            return _rejected(message.request_id, error)
+            return rejected(message.request_id, error)
         room = self.limits.max_model_len - len(message.prompt_ids)
         wanted = message.params.max_tokens
         seed = message.params.seed
@@ -100,15 +100,22 @@ class Scheduler:
         if min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
             bad = next(token_id for token_id in prompt_ids if not 0 <= token_id < vocab_size)
             raise RequestError(f"token id {bad} is outside the vocabulary (0 to {vocab_size - 1})", param="prompt")
-        for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        thinking = params.thinking
+        marks = (
+            ()
+            if thinking is None
+            else (thinking.end_id, thinking.end_id if thinking.start_id is None else thinking.start_id)
+        )
+        for name, ids in (
+            ("logit_bias", params.logit_bias),
+            ("stop_token_ids", params.stop_token_ids),
+            ("thinking", marks),
+        ):
             for token_id in ids:
                 if not 0 <= token_id < vocab_size:
                     raise RequestError(
                         f"{name}: token id {token_id} is outside the vocabulary (0 to {vocab_size - 1})", param=name
                     )
-        for name, wanted in (("grammar", params.grammar), ("thinking", params.thinking)):
-            if wanted is not None:
-                raise RequestError(f"{name} is not supported yet", param=name)
         self._validate_length(len(prompt_ids), params.max_tokens)
         if len(self.waiting) >= self.limits.max_waiting_requests + self.slots.num_free:
             raise RequestError(f"{len(self.waiting)} requests are waiting already; try again later", code="queue_full")
@@ -171,9 +178,7 @@ class Scheduler:
             return False  # preempted earlier in this plan
         if not request.num_pending:
             return True
-        if request.num_output + request.num_pending >= request.max_tokens:
-            return False  # its last token is in flight
-        return not request.params.penalises  # penalties need committed tokens
+        return request.num_output + request.num_pending < request.max_tokens  # else its last token is in flight
 
     def _plan_row(self, request: Request, num_tokens: int, rows: list[tuple[Request, Row]]) -> int:
         """Reserve pages, preempting the youngest if the pool is dry, and append the row. Returns the tokens planned."""
@@ -293,6 +298,8 @@ class Scheduler:
         if params.logprobs is not None:
             assert result.logprob is not None
             logprobs = [TokenLogprob(token_id, *result.logprob)]
+        if result.complete:
+            return self._finish(request, "stop", [token_id], logprobs)
         if request.num_output >= request.max_tokens:
             return self._finish(request, "length", [token_id], logprobs)
         return self._output(request, [token_id], logprobs)
@@ -380,5 +387,8 @@ def _join(request: Request) -> Join:
     )
 
 
-def _rejected(request_id: str, error: RequestError) -> RequestOutput:
-    return RequestOutput(request_id, [], None, None, None, "rejected", None, 0, str(error), error.code, None)
+def rejected(request_id: str, error: RequestError) -> RequestOutput:
+    """The end of a request that was refused."""
+    return RequestOutput(
+        request_id, [], None, None, None, "rejected", None, 0, str(error), error.code, None, error.param
+    )

@@ -16,6 +16,8 @@ from pegainfer_core.config import EngineConfig
 from pegainfer_core.engine import Engine
 from pegainfer_core.errors import ConfigError
 from pegainfer_core.family_calls import blamed, checked
+from pegainfer_core.grammar_admission import GrammarAdmission
+from pegainfer_core.grammars import Grammars
 from pegainfer_core.kernel_cache import use_triton_folder
 from pegainfer_core.kv.cache import KVCache
 from pegainfer_core.messages import EngineInfo, LoadProgress
@@ -146,11 +148,12 @@ def _assemble(
         eos_token_ids=resolved.eos_token_ids,
         seed=config.seed,
     )
+    grammars = Grammars(resolved.load_tokenizer, resolved.vocab_size, resolved.eos_token_ids)
     runner = Runner(
         model,
         allocate(resolved.plan, num_pages, config.page_size, placement.device, placement.dtype),
         backend,
-        Sampler(resolved.vocab_size, resolved.eos_token_ids, placement.device),
+        Sampler(resolved.vocab_size, resolved.eos_token_ids, placement.device, grammars),
         num_slots=placement.max_running_requests,
         max_model_len=max_model_len,
         max_prefill_tokens=placement.max_prefill_tokens,
@@ -171,6 +174,7 @@ def _assemble(
         checked(made, Scheduler, resolved.family, resolved.package, "scheduler"),
         runner,
         run_ahead=placement.run_ahead,
+        grammars=GrammarAdmission(grammars),
         observers=observers,
     )
     info = EngineInfo(

@@ -38,6 +38,13 @@ def greedy(logits_NV: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     return token_ids_N, torch.isfinite(best_N).long()
 
 
+def mask_tokens(logits_RV: Tensor, words_RW: Tensor) -> Tensor:
+    """Logits with -inf where a row's bit is 0: bit i of word w stands for token 32 w + i. `words_RW` int32, of at least V bits."""
+    bits_32 = torch.arange(32, dtype=torch.int32, device=words_RW.device)
+    allowed_RV = ((words_RW[:, :, None] >> bits_32) & 1).flatten(1)[:, : logits_RV.shape[1]]
+    return logits_RV.masked_fill(allowed_RV == 0, -torch.inf)
+
+
 def row_key(seed: int, output_index: int) -> int:
     """Signed 64-bit key of one draw: the seed scrambled, moved by the position in the output, scrambled again."""
     return _signed(_mix((_mix(seed & _MASK64) + output_index * _STRIDE) & _MASK64))

@@ -42,8 +42,12 @@ class EngineDriver:
 
     def generate(self, prompts: Sequence[Sequence[int]], params: SamplingParams = GREEDY) -> list[Generated]:
         """Submit all prompts, then step until all have ended."""
+        return self.generate_each([(prompt, params) for prompt in prompts])
+
+    def generate_each(self, requests: Sequence[tuple[Sequence[int], SamplingParams]]) -> list[Generated]:
+        """The same for prompts with parameters of their own."""
         outputs: dict[str, list[RequestOutput]] = {}
-        for prompt in prompts:
+        for prompt, params in requests:
             self._num_requests += 1
             request_id = f"request-{self._num_requests}"
             outputs[request_id] = []

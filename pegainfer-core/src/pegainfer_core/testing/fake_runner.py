@@ -98,6 +98,9 @@ class FakeStep:
     def __init__(self, result: StepResult) -> None:
         self._result = result
 
+    def settle(self) -> None:
+        """Every token was chosen at launch."""
+
     def wait(self) -> StepResult:
         """The results."""
         return self._result

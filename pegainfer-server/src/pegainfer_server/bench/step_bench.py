@@ -82,6 +82,10 @@ class _TimedStep:
         self._inner = inner
         self._clocks = clocks
 
+    def settle(self) -> None:
+        """See LaunchedStep."""
+        self._inner.settle()
+
     def wait(self) -> StepResult:
         """See LaunchedStep."""
         begun = time.perf_counter()
