@@ -43,6 +43,7 @@ PLANNING_MODULES = [
 PUBLIC_MODULES = {
     "pegainfer_core",
     "pegainfer_core.chat",
+    "pegainfer_core.chat_syntax",
     "pegainfer_core.config",
     "pegainfer_core.config_reader",
     "pegainfer_core.errors",

@@ -12,6 +12,8 @@ from typing import Any
 
 import jinja2
 
+from pegainfer_core.chat_history import for_plain_template, normal_calls, wrap_odd_arguments
+from pegainfer_core.chat_syntax import ChatSyntax, Marks, SyntaxOf
 from pegainfer_core.chat_template import ChatTemplate, find_templates
 from pegainfer_core.errors import RequestError
 from pegainfer_core.tokenizer import Tokenizer
@@ -63,7 +65,12 @@ class NoChatTemplateError(RequestError):
 
 
 class ChatFormat(ABC):
-    """How a family's messages become a prompt."""
+    """How a family's messages become a prompt, and how its answers are to be read."""
+
+    @property
+    def syntax(self) -> ChatSyntax | None:
+        """How thinking and tool calls are written; None: answers are plain text."""
+        return None
 
     @abstractmethod
     def render(
@@ -94,14 +101,21 @@ class TemplateChatFormat(ChatFormat):
     lists gets lists.
     """
 
-    def __init__(self, tokenizer: Tokenizer, path: Path) -> None:
+    def __init__(self, tokenizer: Tokenizer, path: Path, syntax: SyntaxOf | None = None) -> None:
         """Compile the templates of a checkpoint directory. Raises CheckpointError for one that is no jinja.
 
-        A checkpoint without a template is fine until something is rendered.
+        `syntax`: how the family writes thinking and tool calls, one of `pegainfer_core.chat_syntax` or its own. A checkpoint without
+        a template is fine until something is rendered.
         """
+        self._syntax = None if syntax is None else syntax(Marks(tokenizer))
         self._tokenizer = tokenizer
         self._special_tokens = dict(tokenizer.special_tokens)
         self._templates = find_templates(path)
+
+    @property
+    def syntax(self) -> ChatSyntax | None:
+        """See ChatFormat."""
+        return self._syntax
 
     def render(
         self,
@@ -118,6 +132,7 @@ class TemplateChatFormat(ChatFormat):
         if not messages:
             raise RequestError("messages is empty; give at least one", param="messages")
         as_parts = template.wants_parts(self._special_tokens)
+        messages, tools = self._for_template(template, messages, tools)
         chat = [_normal(message, as_parts) for message in messages]
         last = ""
         if continue_final_message:
@@ -133,12 +148,32 @@ class TemplateChatFormat(ChatFormat):
             "tools": None if tools is None else _plain(list(tools), "tools"),
             "add_generation_prompt": add_generation_prompt,
         }
-        rendered = _run_with_content(template, variables, chat, "" if not as_parts else [])
+        rendered = _run_repaired(template, variables, chat, "" if not as_parts else [])
         return _cut_after_last(rendered, last) if continue_final_message else rendered
 
     def encode(self, rendered: str) -> list[int]:
         """See ChatFormat."""
         return self._tokenizer.encode(rendered, add_special_tokens=False)
+
+    def _for_template(
+        self, template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]] | None]:
+        """What the template gets: calls as it needs them, and tools as text if it does not show them itself."""
+        calls = None if self._syntax is None else self._syntax.calls
+        _check(messages)
+        messages = [
+            {**message, "tool_calls": normal_calls(message["tool_calls"])} if message.get("tool_calls") else message
+            for message in messages
+        ]
+        if calls is not None:
+            messages = calls.history(messages)
+        if "tools" in template.variables or template is self._templates.get("tool_use"):
+            return messages, tools
+        if tools and (calls is None or calls.instructions(tools) is None):
+            raise RequestError("tools: this model's chat template does not show tools to the model", param="tools")
+        if calls is None or "tool_calls" in template.source:
+            return messages, None
+        return for_plain_template(messages, tools, calls), None
 
     def _choose(self, *, with_tools: bool) -> ChatTemplate:
         """As transformers: `tool_use` for a request with tools where there is one, else `default`."""
@@ -167,19 +202,19 @@ class TemplateChatFormat(ChatFormat):
         return {name: _plain(value, f"chat_template_kwargs.{name}") for name, value in kwargs.items()}
 
 
-def _run_with_content(
-    template: ChatTemplate, variables: Mapping[str, Any], chat: list[dict[str, Any]], empty: Any
-) -> str:
-    """Clients send assistant messages that only call tools with content null. Where a template fails on one without
-    content, as transformers hands it over, it gets an empty one."""
+def _run_repaired(template: ChatTemplate, variables: Mapping[str, Any], chat: list[dict[str, Any]], empty: Any) -> str:
+    """Clients send assistant messages that only call tools with content null, and a model's broken arguments come back as they were.
+    Where a template fails on them, as transformers hands them over, it gets an empty content, and an object that holds the arguments.
+    """
     try:
         return _run(template, variables)
     except RequestError:
         bare = [message for message in chat if message.get("role") == "assistant" and "content" not in message]
-        if not bare:
-            raise
         for message in bare:
             message["content"] = empty
+        wrapped = wrap_odd_arguments(chat)
+        if not bare and not wrapped:
+            raise
         return _run(template, variables)
 
 
@@ -196,10 +231,17 @@ def _run(template: ChatTemplate, variables: Mapping[str, Any]) -> str:
 # messages
 
 
+def _check(messages: Sequence[Message]) -> None:
+    for message in messages:
+        if not isinstance(message, Mapping):
+            raise RequestError(f"a message is an object, not {type(message).__name__}", param="messages")
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+            raise RequestError("the tool_calls of a message are a list of objects", param="messages")
+
+
 def _normal(message: Message, as_parts: bool) -> dict[str, Any]:
     """A message as templates get it: plain data, no nulls, content in the form they take, reasoning under its names."""
-    if not isinstance(message, Mapping):
-        raise RequestError(f"a message is an object, not {type(message).__name__}", param="messages")
     normal = {str(key): _plain(value, "messages") for key, value in message.items() if value is not None}
     if "content" in normal:
         text = _content_text(normal["content"])

@@ -7,7 +7,7 @@ imports it. Imports neither torch nor transformers when the checkpoint has a tok
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,10 @@ class Tokenizer:
             return self._backend.decode([i for i in ids if self.has_token(i)], skip_special_tokens=False)
         text = self._bytes.join(ids).decode("utf-8", "replace")
         return _without_leading_spaces(text, self._bytes.leading_spaces)[0]
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that is written `text`; None if that takes several tokens."""
+        return self._backend.token_to_id(text)
 
     def has_token(self, token_id: int) -> bool:
         """Whether an id stands for anything; there may be gaps below `vocab_size`."""
@@ -250,8 +254,17 @@ class Detokenizer:
     add nothing, both are the same.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, continues: bool = False) -> None:
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        continues: bool = False,
+        marks: Mapping[int, str] | None = None,
+    ) -> None:
+        """`marks`: text that special tokens become instead of their own, for a reader that must tell them from spelled-out ones."""
+        self._marks = marks or {}
+        self._skipped = (tokenizer.special_ids if skip_special_tokens else frozenset()) - self._marks.keys()
         table = tokenizer.byte_table
         self._text: _ByteText | _WindowText = (
             _WindowText(tokenizer) if table is None else _ByteText(table, 0 if continues else table.leading_spaces)
@@ -260,7 +273,22 @@ class Detokenizer:
     def push(self, token_ids: Sequence[int]) -> str:
         """New text; held back while its last character is incomplete."""
         skipped = self._skipped
-        return self._text.push([token_id for token_id in token_ids if token_id not in skipped])
+        shown = [token_id for token_id in token_ids if token_id not in skipped]
+        if not self._marks or self._marks.keys().isdisjoint(shown):
+            return self._text.push(shown)
+        return "".join(self._push_with_marks(shown))
+
+    def _push_with_marks(self, token_ids: Sequence[int]) -> Iterator[str]:
+        run: list[int] = []
+        for token_id in token_ids:
+            if token_id in self._marks:
+                yield self._text.push(run)
+                yield self._text.flush()
+                yield self._marks[token_id]
+                run = []
+            else:
+                run.append(token_id)
+        yield self._text.push(run)
 
     def flush(self) -> str:
         """What was held back, at the end of the output (U+FFFD for a character that never completed)."""

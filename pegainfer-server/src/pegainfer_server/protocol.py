@@ -51,8 +51,6 @@ class CallerFields(StrictBody):
     """The newer name of `user`."""
     metadata: dict[str, Label] = {}
     """Up to 16 pairs; in the request's log line."""
-    store: Literal[False] = False
-    """Nothing is stored, so true is refused."""
     prompt_cache_key: Label | None = None
     """A hint which cache to use, without effect: there is one, and it finds equal prefixes by itself."""
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
@@ -97,15 +95,9 @@ class CallerFields(StrictBody):
         return {name: value for name, value in named.items() if value}
 
 
-class GenerationBody(CallerFields):
-    """What completions and chat completions share. Absent sampling fields take the checkpoint's defaults."""
+class SamplingFields(CallerFields):
+    """How tokens are chosen and when to stop. Absent fields take the checkpoint's defaults."""
 
-    model: str | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES_PER_PROMPT)] = 1
-    max_tokens: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     min_tokens: Int = 0
     temperature: float | None = None
     top_p: float | None = None
@@ -121,18 +113,6 @@ class GenerationBody(CallerFields):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    response_format: dict[str, Any] | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    """Logprobs of the prompt's tokens, with this many alternatives, in each choice."""
-    return_token_ids: bool = False
-    return_tokens_as_token_ids: bool = False
-
-    @field_validator("stream_options")
-    @classmethod
-    def _only_with_a_stream(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
-        if value is not None and not info.data.get("stream"):
-            raise ValueError("needs stream to be true")
-        return value
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -148,6 +128,31 @@ class GenerationBody(CallerFields):
             raise ValueError("a stop string must not be empty")
         if any(len(stop) > MAX_STOP_LENGTH for stop in value):
             raise ValueError(f"a stop string has at most {MAX_STOP_LENGTH} characters")
+        return value
+
+
+class GenerationBody(SamplingFields):
+    """What completions and chat completions share."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    store: Literal[False] = False
+    """Nothing is stored, so true is refused."""
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES_PER_PROMPT)] = 1
+    max_tokens: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    response_format: dict[str, Any] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    """Logprobs of the prompt's tokens, with this many alternatives, in each choice."""
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+
+    @field_validator("stream_options")
+    @classmethod
+    def _only_with_a_stream(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if value is not None and not info.data.get("stream"):
+            raise ValueError("needs stream to be true")
         return value
 
     @field_validator("response_format")

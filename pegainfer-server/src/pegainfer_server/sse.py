@@ -7,7 +7,7 @@ per-token path: plain bytes, no models.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pegainfer_server.disconnect import client_gone
-from pegainfer_server.http_errors import as_api_error
+from pegainfer_server.http_errors import ApiError, as_api_error
 
 encode = msgspec.json.Encoder().encode
 HEADERS_AFTER = 5.0  # seconds; the engine refuses within a step
@@ -26,6 +26,15 @@ _MARK = "@text@"
 def event(data: Any) -> bytes:
     """One event that carries `data` as JSON."""
     return b"data: " + encode(data) + b"\n\n"
+
+
+def named_event(data: Mapping[str, Any]) -> bytes:
+    """One event under the name that is the `type` of its data, as the Responses and Anthropic APIs have it."""
+    return b"event: " + str(data["type"]).encode() + b"\n" + event(data)
+
+
+def _error_and_done(error: ApiError) -> bytes:
+    return event(error.body) + DONE
 
 
 class TextEvent:
@@ -53,8 +62,15 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str] | None = None,
+        last_words: Callable[[ApiError], bytes] | None = None,
+    ) -> None:
+        """`last_words`: what an error midway is told with; by default the error object and [DONE]."""
         self._events = events
+        self._last_words = last_words or _error_and_done
         self.status_code = 200
         self.background = None
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
@@ -92,9 +108,7 @@ class EventStream(Response):
         except Exception as error:
             if not started:
                 raise
-            await send(
-                {"type": "http.response.body", "body": event(as_api_error(error).body) + DONE, "more_body": True}
-            )
+            await send({"type": "http.response.body", "body": self._last_words(as_api_error(error)), "more_body": True})
         finally:
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
