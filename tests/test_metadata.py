@@ -110,7 +110,12 @@ def test_wheel_holds_the_package_and_nothing_else(name: str, tmp_path: Path) -> 
     files = wheel.namelist()
     assert f"{module}/py.typed" in files
     assert {file.split("/")[0] for file in files} == {module, f"{module}-{project(name)['version']}.dist-info"}
-    sources = {path.relative_to(ROOT / PACKAGES[name] / "src").as_posix() for path in python_sources(name)}
+    folder = ROOT / PACKAGES[name] / "src"
+    sources = {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     assert sources <= set(files)
     (licence,) = [file for file in files if file.endswith("/licenses/LICENSE")]
     assert wheel.read(licence) == (ROOT / "LICENSE").read_bytes()
@@ -118,11 +123,6 @@ def test_wheel_holds_the_package_and_nothing_else(name: str, tmp_path: Path) -> 
     assert fields["License-Expression"] == "Apache-2.0"
     assert "Typing :: Typed" in (fields.get_all("Classifier") or [])
     assert str(fields.get_payload()).strip().startswith(f"# {name}")
-
-
-def python_sources(name: str) -> list[Path]:
-    """The Python files under a package's src."""
-    return list((ROOT / PACKAGES[name] / "src").rglob("*.py"))
 
 
 def test_root_wheel_has_no_code(tmp_path: Path) -> None:

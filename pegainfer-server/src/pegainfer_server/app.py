@@ -11,7 +11,7 @@ import pegainfer_core
 from fastapi import FastAPI
 from pegainfer_core.client import EngineClient
 
-from pegainfer_server import chat, completions, system, tokenization
+from pegainfer_server import chat, completions, system, tokenization, web_ui
 from pegainfer_server.error_handlers import add_error_handlers
 from pegainfer_server.metrics import ServerMetrics
 from pegainfer_server.middleware import Gate
@@ -31,6 +31,8 @@ def create_app(state: ServerState, add_routes: AddRoutes | None = None) -> FastA
     app.include_router(completions.router(state, metrics))
     app.include_router(chat.router(state, metrics))
     app.include_router(tokenization.router(state))
+    if state.ui:
+        app.include_router(web_ui.router())
     if add_routes is not None:
         add_routes(app, state.client)
     return app

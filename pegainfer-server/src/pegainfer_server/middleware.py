@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pegainfer_server.http_errors import ApiError, as_api_error
 from pegainfer_server.metrics import ServerMetrics
 from pegainfer_server.state import ServerState
+from pegainfer_server.web_ui import is_ui
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class Gate:
     def __init__(self, app: ASGIApp, state: ServerState, metrics: ServerMetrics) -> None:
         self._app = app
         self._keys = [key.encode() for key in state.api_keys]
+        self._ui = state.ui
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,6 +72,8 @@ class Gate:
 
     def _admits(self, scope: Scope) -> bool:
         if not self._keys or scope["path"] in OPEN_PATHS or scope.get("method") == "OPTIONS":
+            return True
+        if self._ui and scope["type"] == "http" and is_ui(scope):
             return True
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
         key = given.strip().encode()

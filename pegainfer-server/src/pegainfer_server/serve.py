@@ -53,6 +53,8 @@ class ServerOptions:
     checkpoint_defaults: bool = True
     """Whether sampling values of generation_config.json are defaults of requests; its EOS ids count either way."""
     log_level: str = "info"
+    ui: bool = True
+    """Whether there is a web page at /."""
 
 
 def run_server(config: EngineConfig, options: ServerOptions) -> int:
@@ -70,6 +72,7 @@ def run_server(config: EngineConfig, options: ServerOptions) -> int:
             api_keys=options.api_keys,
             max_body_bytes=options.max_body_bytes,
             prefix_cache=config.prefix_cache,
+            ui=options.ui,
         )
         lifecycle = Lifecycle(
             state,

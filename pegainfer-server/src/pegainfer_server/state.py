@@ -41,6 +41,8 @@ class ServerState:
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     prefix_cache: bool = True
     """Whether the engine's prefix cache is on; its counters are left out of /metrics when it is not."""
+    ui: bool = True
+    """Whether browsers get the web page at /."""
     draining: bool = False
     """Set on shutdown: /health turns 503 and new requests are refused while live ones finish."""
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))

@@ -12,8 +12,10 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from pegainfer_core.messages import EngineInfo
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from pegainfer_server import web_ui
 from pegainfer_server.http_errors import ApiError
 from pegainfer_server.metrics import ServerMetrics
 from pegainfer_server.state import ServerState
@@ -52,9 +54,11 @@ def router(state: ServerState, metrics: ServerMetrics) -> APIRouter:
     """The routes, for `create_app`."""
     routes = APIRouter()
 
-    @routes.get("/")
-    async def get_root() -> Response:
-        """What this is, for whoever only probes that a server is there."""
+    @routes.get("/", responses={200: {"content": {"application/json": {}, "text/html": {}}}})
+    async def get_root(request: Request) -> Response:
+        """The web page for browsers; for whoever only probes that a server is there, what it is."""
+        if state.ui and web_ui.wants_html(request.headers):
+            return web_ui.respond(web_ui.INDEX, request)
         return JSONResponse({"name": "pegainfer", "version": pegainfer_core.__version__})
 
     @routes.get("/health")

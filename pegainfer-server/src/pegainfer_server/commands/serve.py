@@ -45,6 +45,9 @@ def serve(
         int,
         typer.Option(parser=parse_size, metavar="SIZE", help="Largest request body."),
     ] = "32MiB",  # type: ignore[assignment]  # the parser reads it
+    ui: Annotated[
+        bool, typer.Option("--ui/--no-ui", help="Show browsers a page with a chat and a live view at /.")
+    ] = True,
     log_level: Annotated[LogLevel, typer.Option(help="Least severe messages to log.")] = "info",
 ) -> None:
     """Serve MODEL over the OpenAI API."""
@@ -63,6 +66,7 @@ def serve(
         max_body_bytes=max_body_size,
         checkpoint_defaults=generation_config == "auto",
         log_level=log_level,
+        ui=ui,
     )
     raise typer.Exit(run_server(config, options))
 
