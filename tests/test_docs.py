@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from pegainfer_server import protocol
+from pegainfer_server.body import StrictBody
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -32,7 +33,7 @@ def test_generated_pages_are_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
-def test_api_page_names_every_field(body: type[protocol.StrictBody]) -> None:
+def test_api_page_names_every_field(body: type[StrictBody]) -> None:
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     assert [name for name in body.model_fields if f"`{name}`" not in page] == []
 

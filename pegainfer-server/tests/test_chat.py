@@ -220,7 +220,6 @@ async def test_missing_messages(served: Any) -> None:
         ("tool_choice", "auto"),
         ("tool_choice", "required"),
         ("functions", []),
-        ("response_format", {"type": "json_object"}),
         ("reasoning_effort", "low"),
         ("chat_template", "x"),
         ("modalities", ["text"]),

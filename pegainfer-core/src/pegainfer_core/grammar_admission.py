@@ -14,7 +14,8 @@ from pegainfer_core.grammars import CompiledGrammar, Grammars, refusal
 from pegainfer_core.messages import AddRequest, RequestOutput
 from pegainfer_core.structured import Grammar
 
-COMPILE_SECONDS = 10.0
+COMPILE_SECONDS = 4.0
+"""Short enough for a server to answer with a status of its own: a stream's headers go out after 5 seconds."""
 MAX_COMPILING = 256
 """Requests that wait for a grammar; more are refused with code queue_full."""
 

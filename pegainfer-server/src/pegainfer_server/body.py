@@ -8,10 +8,17 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 
 from pegainfer_server.http_errors import ApiError, bad_request
+
+
+class StrictBody(BaseModel):
+    """Base of all bodies and of their parts: unknown fields, other types and non-finite numbers are errors."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
 
 Body = TypeVar("Body", bound=BaseModel)
 

@@ -51,7 +51,12 @@ def router(state: ServerState, metrics: ServerMetrics) -> APIRouter:
         model = served_name(state, body.model)
         _check(body)
         params = sampling_params(
-            body, state.default_sampling, info, logprobs=_num_logprobs(body), prompt_logprobs=body.prompt_logprobs
+            body,
+            state.default_sampling,
+            info,
+            logprobs=_num_logprobs(body),
+            prompt_logprobs=body.prompt_logprobs,
+            grammar=body.grammar(),
         )
         ids = await encode_chat(body, state.chat_format, tokenizer, info)
         max_tokens = clamp_max_tokens(requested_max_tokens(body, state.default_sampling), len(ids), info)

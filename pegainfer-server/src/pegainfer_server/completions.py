@@ -96,7 +96,14 @@ def _engine_requests(
         of_prompt = 0  # echo alone, which never reaches the engine
     elif wanted == 0 and logprobs is None:
         logprobs = 0  # the prompt's alone, which does
-    params = sampling_params(body, state.default_sampling, info, logprobs=logprobs, prompt_logprobs=of_prompt)
+    params = sampling_params(
+        body,
+        state.default_sampling,
+        info,
+        logprobs=logprobs,
+        prompt_logprobs=of_prompt,
+        grammar=body.grammar(),
+    )
     requests: list[AddRequest] = []
     for prompt in prompts:
         max_tokens = clamp_max_tokens(wanted, len(prompt.ids), info)

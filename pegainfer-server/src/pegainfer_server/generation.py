@@ -195,7 +195,8 @@ def _timed_out() -> ApiError:
 
 def _failure(output: RequestOutput) -> ApiError:
     if output.finish_reason == "rejected":
-        return rejected(output.error or "the engine refused the request", output.rejection or "invalid_request")
+        message = output.error or "the engine refused the request"
+        return rejected(message, output.rejection or "invalid_request", output.rejected_param)
     if output.finish_reason == "abort":
         return ApiError(503, "the request was aborted by the server", code="aborted")
     return ApiError(500, f"the engine failed this request: {output.error}", code="engine_error")

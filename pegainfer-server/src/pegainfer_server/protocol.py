@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
+
+from pegainfer_server.body import StrictBody as StrictBody
+from pegainfer_server.format_fields import FormatFields
 
 MAX_CHOICES_PER_PROMPT = 128  # n, as the OpenAI API
 MAX_CHOICES = 2048  # prompts times n of one request
@@ -25,12 +28,6 @@ Label = Annotated[str, Field(max_length=MAX_LABEL_LENGTH)]
 
 TIER_PRIORITIES = {"flex": 1, "priority": -1}
 """Tiers of the OpenAI API that are served later or sooner than others."""
-
-
-class StrictBody(BaseModel):
-    """Base of all bodies: unknown fields, other types and non-finite numbers are errors."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
 
 class StreamOptions(StrictBody):
@@ -131,7 +128,7 @@ class SamplingFields(CallerFields):
         return value
 
 
-class GenerationBody(SamplingFields):
+class GenerationBody(FormatFields, SamplingFields):
     """What completions and chat completions share."""
 
     model: str | None = None
@@ -142,7 +139,6 @@ class GenerationBody(SamplingFields):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES_PER_PROMPT)] = 1
     max_tokens: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
-    response_format: dict[str, Any] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """Logprobs of the prompt's tokens, with this many alternatives, in each choice."""
     return_token_ids: bool = False
@@ -153,13 +149,6 @@ class GenerationBody(SamplingFields):
     def _only_with_a_stream(cls, value: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
         if value is not None and not info.data.get("stream"):
             raise ValueError("needs stream to be true")
-        return value
-
-    @field_validator("response_format")
-    @classmethod
-    def _format_is_text(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if value is not None and value != {"type": "text"}:
-            raise ValueError('only {"type": "text"} is supported')
         return value
 
 

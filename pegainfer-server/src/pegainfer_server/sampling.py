@@ -13,6 +13,7 @@ import msgspec
 from pegainfer_core.errors import ConfigError, RequestError
 from pegainfer_core.messages import EngineInfo
 from pegainfer_core.sampling_params import SamplingParams
+from pegainfer_core.structured import Grammar
 
 from pegainfer_server.http_errors import ApiError, bad_request, context_exceeded
 from pegainfer_server.protocol import GenerationBody
@@ -45,6 +46,7 @@ def sampling_params(
     *,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
     """What all choices of a request share; see `for_choice`. Raises RequestError or ApiError naming the field."""
     values: dict[str, Any] = {name: defaults[name] for name in DEFAULT_KEYS if name in defaults}
@@ -67,6 +69,7 @@ def sampling_params(
         ignore_eos=body.ignore_eos,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
     )
 
 
