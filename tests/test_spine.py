@@ -145,6 +145,7 @@ def cached(answers: list[dict[str, Any]]) -> list[int]:
 
 
 async def test_cold_warm_and_crowded_equal_transformers(subject: Subject, reference: Reference) -> None:
+    """A21, A53."""
     prompts = subject.prompts
     with served(subject.path, "--dtype", "float32") as server:
         cold = await generate_all(server.url, prompts, together=1)
@@ -180,6 +181,7 @@ def tiny(tmp_path: Path) -> Iterator[Served]:
 
 
 async def test_dropped_streams_leave_nothing_behind(tiny: Served) -> None:
+    """A54."""
     body = {"model": "test", "prompt": [5, 6, 7], "ignore_eos": True, "stream": True}
     limits = httpx.Limits(max_connections=200)
     async with httpx.AsyncClient(base_url=tiny.url, timeout=300, limits=limits) as client:
@@ -241,6 +243,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
 
 
 async def test_bad_input_is_refused_clearly_and_harms_nobody(tiny: Served) -> None:
+    """A25, A26, A27, F15."""
     good = {"model": "test", "prompt": [5, 6, 7], "max_tokens": 30, "temperature": 0, "ignore_eos": True}
     async with httpx.AsyncClient(base_url=tiny.url, timeout=60) as client:
         alone = (await client.post("/v1/completions", json=good)).json()["choices"][0]["text"]

@@ -290,6 +290,7 @@ def test_template_of_another_form(template: Any, checkpoint: Checkpoint) -> None
 
 
 def test_template_refusal_comes_with_its_text(checkpoint: Checkpoint) -> None:
+    """A32."""
     chat = load(checkpoint("{{ raise_exception('roles must alternate') }}"))
     with pytest.raises(RequestError, match="refuses this request: roles must alternate") as caught:
         chat.render([user("a")])
@@ -361,6 +362,7 @@ def test_continuation_refusals(qwen3: TemplateChatFormat, checkpoint: Checkpoint
 
 @pytest.mark.parametrize("role", ["user", "assistant", "system", "tool"])
 def test_text_parts_render_as_the_joined_text(role: str, qwen3: TemplateChatFormat) -> None:
+    """A29."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": " b"}]
     joined = qwen3.render([user("q"), {"role": role, "content": "a b"}, user("r")])
     assert qwen3.render([user("q"), {"role": role, "content": parts}, user("r")]) == joined
@@ -397,6 +399,7 @@ def test_content_of_another_kind_is_named(content: Any, named: str, qwen3: Templ
 
 
 def test_assistant_without_content_is_rendered_where_the_template_needs_a_text(qwen3: TemplateChatFormat) -> None:
+    """A28."""
     after = [{"role": "tool", "content": "17"}]
     empty = qwen3.render([user("a"), assistant("", tool_calls=[CALL]), *after])
     assert qwen3.render([user("a"), assistant(None, tool_calls=[CALL]), *after]) == empty

@@ -472,6 +472,7 @@ def test_dtype_spellings() -> None:
 
 
 def test_eos_is_the_union() -> None:
+    """B5."""
     assert read_eos({}, {}) == frozenset()
     assert read_eos({"eos_token_id": 2}) == {2}
     assert read_eos({"eos_token_id": 0}, {"eos_token_id": [1, 0]}) == {0, 1}

@@ -79,6 +79,7 @@ def allowed(logits: np.ndarray, params: SamplingParams) -> set[int]:
 )
 @settings(max_examples=150, deadline=None)
 def test_only_allowed_tokens_are_drawn(temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> None:
+    """D4."""
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     logits = random_logits(1, seed)
     draws = sample(logits.expand(64, -1), [params] * 64, seeds=list(range(64))).token_ids_N.tolist()
@@ -86,6 +87,7 @@ def test_only_allowed_tokens_are_drawn(temperature: float, top_k: int, top_p: fl
 
 
 def test_draws_follow_the_distribution() -> None:
+    """D3."""
     logits = random_logits(1, 4)
     count = 20_000
     params = SamplingParams(temperature=1.3, top_p=0.95)
@@ -101,6 +103,7 @@ def test_draws_follow_the_distribution() -> None:
 
 
 def test_a_row_draws_the_same_alone_and_in_any_company() -> None:
+    """D1, D2."""
     logits = random_logits(6, 1)
     params = [
         SamplingParams(temperature=1.0),
@@ -128,6 +131,7 @@ def test_noise_depends_on_seed_and_position_and_is_even() -> None:
 
 
 def test_greedy_takes_the_lowest_of_equal_ids_and_never_padding() -> None:
+    """D2, B13."""
     logits = torch.zeros(2, WIDTH)
     logits[0, [7, 11, 30]] = 5.0
     logits[:, VOCAB:] = 100.0
@@ -137,6 +141,7 @@ def test_greedy_takes_the_lowest_of_equal_ids_and_never_padding() -> None:
 
 
 def test_padding_is_never_drawn_even_when_it_dominates() -> None:
+    """B13."""
     logits = random_logits(1, 2)
     logits[:, VOCAB:] = 50.0
     draws = sample(logits.expand(200, -1), [SamplingParams(temperature=100.0)] * 200).token_ids_N
@@ -145,6 +150,7 @@ def test_padding_is_never_drawn_even_when_it_dominates() -> None:
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
 def test_logits_that_are_not_finite_fail_their_row_only(poison: float) -> None:
+    """D9."""
     logits = random_logits(3, 3)
     clean = sample(logits, [SamplingParams(temperature=1.0)] * 3).token_ids_N.tolist()
     if poison == float("-inf"):
@@ -157,6 +163,7 @@ def test_logits_that_are_not_finite_fail_their_row_only(poison: float) -> None:
 
 
 def test_repetition_counts_prompt_and_output_and_the_others_output_only() -> None:
+    """D7."""
     logits = torch.zeros(1, WIDTH)
     logits[0, 10], logits[0, 11], logits[0, 12] = 4.0, 3.9, -1.0
 
@@ -190,6 +197,7 @@ def test_sampled_tokens_join_the_counts() -> None:
 
 
 def test_bias_and_min_tokens() -> None:
+    """D15."""
     logits = random_logits(1, 5)
     assert sample(logits, [SamplingParams(temperature=0.0, logit_bias={31: 100.0})]).token_ids_N.tolist() == [31]
     best = int(sample(logits, [SamplingParams(temperature=0.0)]).token_ids_N[0])

@@ -93,6 +93,7 @@ def test_qwen3_facts(qwen3: Tokenizer, qwen3_reference: Any) -> None:
 def test_qwen3_stream_of_any_ids_is_the_decoded_text(
     ids: list[int], cuts: list[int], skip: bool, qwen3: Tokenizer, qwen3_reference: Any
 ) -> None:
+    """B1, B2."""
     pieces = streamed(qwen3, ids, cuts, skip=skip)
     assert "".join(pieces) == qwen3.decode(ids, skip_special_tokens=skip)
     assert "".join(pieces) == qwen3_reference.decode(ids, skip_special_tokens=skip)
@@ -101,6 +102,7 @@ def test_qwen3_stream_of_any_ids_is_the_decoded_text(
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=60), cuts=st.lists(st.integers(0, 4), max_size=20))
 def test_qwen3_valid_text_streams_without_replacement_characters(text: str, cuts: list[int], qwen3: Tokenizer) -> None:
+    """B1."""
     ids = qwen3.encode(text)
     whole = qwen3.decode(ids)
     pieces = streamed(qwen3, ids, cuts, skip=False)
@@ -110,6 +112,7 @@ def test_qwen3_valid_text_streams_without_replacement_characters(text: str, cuts
 
 
 def test_bytes_of_tokens_make_up_the_text(qwen3: Tokenizer) -> None:
+    """B12: every token has its bytes, special ones too."""
     for text in TEXTS:
         ids = qwen3.encode(text)
         assert b"".join(qwen3.token_bytes(token_id) for token_id in ids).decode() == qwen3.decode(ids)
@@ -117,6 +120,7 @@ def test_bytes_of_tokens_make_up_the_text(qwen3: Tokenizer) -> None:
 
 
 def test_a_character_is_held_back_until_it_is_complete(qwen3: Tokenizer) -> None:
+    """B1."""
     ids = qwen3.encode("\U00013080")  # a hieroglyph, rare enough to be spelt in bytes
     assert len(ids) > 1, "the test needs a character of several tokens"
     detokenizer = Detokenizer(qwen3)
@@ -167,6 +171,7 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("text", [*TEXTS, "hello world", " hello", "hello  world ", "<s>hello</s>world"])
 def test_tiny_ids_and_text_are_those_of_transformers(text: str, tiny: tuple[Tokenizer, Any]) -> None:
+    """B11: spaces survive."""
     tokenizer, theirs = tiny
     ids = theirs(text).input_ids
     assert tokenizer.encode(text) == ids
@@ -184,6 +189,7 @@ def test_tiny_ids_and_text_are_those_of_transformers(text: str, tiny: tuple[Toke
 def test_tiny_stream_of_any_ids_is_the_decoded_text(
     ids: list[int], cuts: list[int], skip: bool, tiny: tuple[Tokenizer, Any]
 ) -> None:
+    """B2, B8, B16."""
     tokenizer, _ = tiny
     pieces = streamed(tokenizer, ids, cuts, skip=skip)
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
@@ -202,6 +208,7 @@ def test_byte_fallback_keeps_whole_characters_of_a_broken_run(data: st.DataObjec
 
 
 def test_leading_space_of_output_that_continues_a_text() -> None:
+    """B8, B16."""
     tokenizer = Tokenizer(tiny_tokenizers.byte_fallback())
     prompt, ids = tokenizer.encode("hello"), tokenizer.encode("world", add_special_tokens=False)
     assert tokenizer.decode(ids) == "world"
@@ -225,7 +232,7 @@ def test_only_the_first_space_of_a_text_goes() -> None:
 
 
 def test_bos_comes_from_tokenizer_json_alone(tmp_path: Path) -> None:
-    """As in transformers 5: add_bos_token of tokenizer_config.json counts only without a tokenizer.json."""
+    """B4. As in transformers 5: add_bos_token of tokenizer_config.json counts only without a tokenizer.json."""
     for kind in ("byte_level", "byte_fallback"):
         for add in (True, False):
             path = written(tmp_path / f"{kind}-{add}", kind, add_bos_token=add)

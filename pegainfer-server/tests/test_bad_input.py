@@ -145,6 +145,7 @@ FIELDS: list[tuple[str, Any]] = [
 async def test_field_is_refused_by_name_and_a_request_beside_it_is_unharmed(
     served: Any, field: str, value: Any
 ) -> None:
+    """A22, A25, A26, A27, D6, D15, F6."""
     served.answers("The canary sings.")
     body = {"prompt": "Hello", field: value}
     error = await served.refused(PATH, body)
@@ -157,6 +158,7 @@ async def test_field_is_refused_by_name_and_a_request_beside_it_is_unharmed(
 
 
 async def test_extreme_values_that_are_fine(served: Any) -> None:
+    """D6."""
     for values in ({"temperature": 1e-30}, {"temperature": 999999}, {"top_k": 10**9}, {"top_k": -1}, {"top_p": 1e-9}):
         await served.complete(**values)
 
@@ -181,6 +183,7 @@ async def test_extreme_values_that_are_fine(served: Any) -> None:
     ],
 )
 async def test_malformed_json(served: Any, raw: bytes) -> None:
+    """A25, D6."""
     for path in (PATH, "/v1/chat/completions", "/tokenize", "/detokenize"):
         response = await served.http.post(path, content=raw)
         assert response.status_code == 400
@@ -191,6 +194,7 @@ async def test_malformed_json(served: Any, raw: bytes) -> None:
 @pytest.mark.parametrize(("length", "status"), [(127, 200), (128, 400), (129, 400)])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_prompt_around_the_context_length(served: Any, length: int, status: int, stream: bool) -> None:
+    """A22, A52: never cut, refused."""
     response = await served.http.post(PATH, json={"prompt": [300] * length, "max_tokens": 5, "stream": stream})
     assert response.status_code == status
     if status == 400:
@@ -204,6 +208,7 @@ async def test_prompt_around_the_context_length(served: Any, length: int, status
 
 @pytest.mark.parametrize("path", [PATH, "/v1/chat/completions", "/tokenize", "/detokenize"])
 async def test_unknown_model(served: Any, path: str) -> None:
+    """A25."""
     bodies: dict[str, dict[str, Any]] = {
         PATH: {"prompt": "a"},
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
@@ -298,6 +303,7 @@ TEXT = "word " * 400  # the longest token has 13 characters, the context 128 tok
 async def test_texts_that_cannot_fit_are_refused_before_they_are_tokenized(
     served: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], param: str
 ) -> None:
+    """A52."""
     encode = served.tokenizer.encode
 
     def short_only(text: str, **options: Any) -> list[int]:
@@ -325,6 +331,7 @@ async def test_too_many_prompts_are_refused_before_they_are_read(served: Any, mo
 
 
 async def test_a_prompt_that_fills_the_context_can_be_echoed(served: Any) -> None:
+    """A22."""
     full = {"prompt": [300] * 128, "echo": True}
     for logprobs in (None, 0):
         answer = await served.post(PATH, {**full, "max_tokens": 0, "logprobs": logprobs})

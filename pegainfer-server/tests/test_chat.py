@@ -32,6 +32,7 @@ async def test_shape_of_an_answer(served: Any) -> None:
 
 
 async def test_messages_go_through_the_template(served: Any) -> None:
+    """A29, A32."""
     messages = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "x"},
@@ -77,6 +78,7 @@ async def test_history_with_tool_calls_reaches_the_template_untouched(served: An
 
 
 async def test_last_message_can_be_continued(served: Any) -> None:
+    """A50."""
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "The capital is"}]
     await served.chat(messages=messages, continue_final_message=True)
     assert prompt(served).endswith("<|im_start|>assistant\nThe capital is")
@@ -113,6 +115,7 @@ async def test_choices(served: Any) -> None:
 
 @pytest.mark.parametrize("top", [None, 0, 2])
 async def test_logprobs_in_chat_shape(served: Any, top: int | None) -> None:
+    """A19."""
     ids = served.tokenizer.encode("\u20ac")
     served.engine.script = lambda _: ids
     data = await served.chat(logprobs=True, top_logprobs=top)
@@ -133,6 +136,7 @@ async def test_logprobs_in_chat_shape(served: Any, top: int | None) -> None:
 
 
 async def test_stream_has_role_then_text_then_reason(served: Any) -> None:
+    """A10, A15: the reason comes alone."""
     served.answers("one two")
     body = {"messages": [{"role": "user", "content": "x"}]}
     events = await served.events(PATH, body)
@@ -147,6 +151,7 @@ async def test_stream_has_role_then_text_then_reason(served: Any) -> None:
 
 
 async def test_stream_with_logprobs_carries_an_entry_per_token(served: Any) -> None:
+    """A19."""
     served.answers("one two")
     body = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 1}
     events = await served.events(PATH, body)
@@ -156,6 +161,7 @@ async def test_stream_with_logprobs_carries_an_entry_per_token(served: Any) -> N
 
 
 async def test_stream_of_several_choices(served: Any) -> None:
+    """A18."""
     served.answers("one two")
     events = await served.events(
         PATH,
@@ -172,6 +178,7 @@ async def test_stream_of_several_choices(served: Any) -> None:
 
 
 async def test_template_kwargs_that_are_reserved_or_unknown(served: Any) -> None:
+    """F8."""
     for kwargs in ({"chat_template": "x"}, {"tokenize": False}, {"no_such": 1}):
         body = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": kwargs}
         error = await served.refused(PATH, body)

@@ -37,6 +37,7 @@ async def test_default_max_tokens_is_16(served: Any) -> None:
 
 
 async def test_max_tokens_is_cut_to_the_room_left(serve: Serve) -> None:
+    """A23: clamped, and the finish reason is length."""
     served = await serve(max_model_len=20)
     served.engine.script = lambda _: [50] * 100
     data = await served.complete(prompt=[40] * 15, max_tokens=65535)
@@ -51,6 +52,7 @@ async def test_answers_carry_the_name_that_was_asked_for(served: Any, name: str)
 
 
 async def test_prompt_forms(served: Any) -> None:
+    """A56."""
     ids = served.tokenizer.encode("Hello")
     for prompt, sent in [("Hello", [ids]), (["Hello", "a"], [ids, served.tokenizer.encode("a")]), (ids, [ids])]:
         served.engine.received.clear()
@@ -79,6 +81,7 @@ async def test_choices_of_a_seeded_request_have_seeds_of_their_own(served: Any) 
 
 
 async def test_every_sampling_field_reaches_the_engine(served: Any) -> None:
+    """A51."""
     fields = {
         "temperature": 0.5,
         "top_p": 0.9,
@@ -112,6 +115,7 @@ async def test_top_k_beyond_the_vocabulary_means_all_of_it(served: Any) -> None:
 
 
 async def test_defaults_of_the_checkpoint_give_way_to_explicit_values(serve: Serve) -> None:
+    """D11."""
     served = await serve(default_sampling={"temperature": 0.6, "top_k": 20, "top_p": 0.95})
     await served.complete()
     await served.complete(temperature=0, top_k=0, top_p=1.0)
@@ -148,6 +152,7 @@ async def test_stop_string_may_be_included(served: Any) -> None:
 
 
 async def test_stop_token_id_is_reported_and_eos_is_not(served: Any) -> None:
+    """A8."""
     served.engine.script = lambda _: [300, 301, 302]
     data = await served.complete(stop_token_ids=[302], ignore_eos=True)
     (choice,) = data["choices"]
@@ -198,6 +203,7 @@ async def test_broken_tokens_and_token_ids_in_logprobs(served: Any) -> None:
 
 
 async def test_logprobs_that_json_cannot_carry_become_the_floor(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D10."""
     broken = TokenLogprob(300, -math.inf, 1, [(301, math.nan), (302, -1e30)])
     monkeypatch.setattr("pegainfer_core.testing.fake_client._logprobs", lambda *_: broken)
     data = await served.complete(logprobs=2, max_tokens=1)
@@ -223,6 +229,7 @@ async def test_echo_alone_needs_no_engine(served: Any) -> None:
 @pytest.mark.parametrize("max_tokens", [0, 2])
 @pytest.mark.parametrize("as_ids", [True, False])
 async def test_echo_with_logprobs_gives_the_whole_prompt(served: Any, max_tokens: int, as_ids: bool) -> None:
+    """A21."""
     text = "The capital \U0001f389"
     prompt = served.tokenizer.encode(text)
     served.engine.script = lambda _: [300, 301, 302]
@@ -262,5 +269,6 @@ async def test_token_ids_on_request(served: Any) -> None:
 
 
 async def test_cached_tokens_are_reported(served: Any) -> None:
+    """A53."""
     data = await served.complete(prompt=[300] * 20, n=2)
     assert data["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}

@@ -20,6 +20,7 @@ def pieces(tokenizer: Tokenizer, prompt: Prompt) -> tuple[str, list[str]]:
 
 
 def test_bos_that_the_tokenizer_adds_has_no_text() -> None:
+    """B4."""
     backend = tiny_tokenizer()
     backend.post_processor = TemplateProcessing(
         single="<|im_start|> $A", special_tokens=[("<|im_start|>", START_ID)], pair=None

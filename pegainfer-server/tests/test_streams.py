@@ -69,6 +69,7 @@ class Connection:
 
 
 async def test_completion_stream(served: Any) -> None:
+    """A10."""
     served.answers("one two three")
     events = await served.events(COMPLETIONS, BODIES[COMPLETIONS])
     choices = [event["choices"][0] for event in events]
@@ -83,6 +84,7 @@ async def test_completion_stream(served: Any) -> None:
     "extra", [{}, {"stop": ["e t"]}, {"logprobs": 1}, {"echo": True}, {"echo": True, "logprobs": 1}]
 )
 async def test_stream_equals_whole(serve: Serve, tokens_per_step: int, extra: dict[str, Any]) -> None:
+    """A17, B8."""
     served = await serve(tokens_per_step=tokens_per_step)
     served.answers("one two \U0001f389 three \u4f60\u597d four")
     body = {**BODIES[COMPLETIONS], **extra}
@@ -97,6 +99,7 @@ async def test_stream_equals_whole(serve: Serve, tokens_per_step: int, extra: di
 
 
 async def test_cut_in_the_middle_of_a_character(served: Any) -> None:
+    """B1."""
     served.answers("ab\U0001f389")
     ids = served.tokenizer.encode("ab")
     body = {**BODIES[COMPLETIONS], "max_tokens": len(ids) + 2}
@@ -107,6 +110,7 @@ async def test_cut_in_the_middle_of_a_character(served: Any) -> None:
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 async def test_usage_at_the_end(served: Any, path: str) -> None:
+    """A14."""
     served.answers("one two")
     *events, last = await served.events(path, {**BODIES[path], "stream_options": {"include_usage": True}})
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == len(served.tokenizer.encode("one two")) + 1
@@ -117,6 +121,7 @@ async def test_usage_at_the_end(served: Any, path: str) -> None:
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 async def test_usage_all_along(served: Any, path: str) -> None:
+    """A14."""
     served.answers("one two")
     events = await served.events(path, {**BODIES[path], "stream_options": {"continuous_usage_stats": True}})
     counts = [event["usage"]["completion_tokens"] for event in events]
@@ -138,6 +143,7 @@ async def test_token_ids_in_a_stream(served: Any, path: str) -> None:
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_client_that_leaves(serve: Serve, path: str, n: int, begun: bool, stream: bool) -> None:
+    """A54."""
     served = await serve(auto=False)
     served.engine.script = lambda _: [300] * 50
     connection = Connection(served.app, path, {**BODIES[path], "n": n, "stream": stream})
@@ -152,6 +158,7 @@ async def test_client_that_leaves(serve: Serve, path: str, n: int, begun: bool, 
 
 
 async def test_many_clients_that_leave(serve: Serve) -> None:
+    """A54."""
     served = await serve(auto=False)
     served.engine.script = lambda _: [300] * 50
     connections = [

@@ -80,6 +80,7 @@ def text_of(text: str, stops: Sequence[str], **options: Any) -> tuple[str, Any]:
 
 
 def test_stop_over_several_tokens_never_shows_its_beginning() -> None:
+    """A1."""
     stream = TextStream(Characters(), stops=["DEFG"])
     deltas = [stream.push(output([ord(c)], i + 1)).text for i, c in enumerate("ABCDEF")]
     assert deltas == ["A", "B", "C", "", "", ""]
@@ -88,6 +89,7 @@ def test_stop_over_several_tokens_never_shows_its_beginning() -> None:
 
 
 def test_stop_inside_one_token_cuts_at_the_character() -> None:
+    """A2."""
     stream = TextStream(Detokenizer(TOKENIZER), stops=["capital"])
     ids = TOKENIZER.encode("What is the capital of France?")
     result = run(stream, [ids], "length")
@@ -95,18 +97,21 @@ def test_stop_inside_one_token_cuts_at_the_character() -> None:
 
 
 def test_a_match_that_does_not_complete_is_delivered() -> None:
+    """A7."""
     assert text_of("XYA", ["XYZ"]) == ("XYA", None)
     assert text_of("XY", ["XYZ"]) == ("XY", None)
     assert text_of("XXYZ", ["XYZ"]) == ("X", "XYZ")
 
 
 def test_the_match_completed_first_wins_and_then_the_longest() -> None:
+    """A2."""
     assert text_of("abcdef", ["def", "cd"]) == ("ab", "cd")
     assert text_of("abcdef", ["abcdef", "bc"]) == ("a", "bc")
     assert text_of("abcdef", ["cd", "bcd", "d"]) == ("a", "bcd")
 
 
 def test_stop_may_be_included() -> None:
+    """A3."""
     assert text_of("abcdef", ["cd"], include_stop=True) == ("abcd", "cd")
 
 
@@ -196,6 +201,7 @@ def test_grouping_changes_nothing(
     finish: FinishReason,
     logprobs: bool,
 ) -> None:
+    """A3, A17."""
     ids, (one, other) = chunking
     results = [
         run(

@@ -5,6 +5,7 @@ Owns the step from bytes to a validated pydantic model, with errors that name th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -48,7 +49,11 @@ def parse_body(raw: bytes, model: type[Body]) -> Body:
         raise bad_request("the body is not valid JSON: nested too deep", code="invalid_json") from None
     if not isinstance(data, dict):
         raise bad_request("the body must be a JSON object", code="invalid_json")
-    fields = {name: value for name, value in data.items() if value is not None}
+    return validated({name: value for name, value in data.items() if value is not None}, model)
+
+
+def validated(fields: Mapping[str, Any], model: type[Body]) -> Body:
+    """`fields` as `model`. Raises ApiError (400) naming the first that is wrong."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:

@@ -19,14 +19,14 @@ STATUS_CLIENT_GONE = 499  # nobody reads it; it marks the request in access logs
 _MESSAGES = {404: "there is no such route", 405: "this route does not take this method"}
 
 
-async def _on_api_error(_: Request, error: Exception) -> Response:
-    return as_api_error(error).response()
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    return as_api_error(error).response(request.url.path)
 
 
-async def _on_http_exception(_: Request, error: Exception) -> Response:
+async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), error
     message = _MESSAGES.get(error.status_code, str(error.detail))
-    return ApiError(error.status_code, message, headers=error.headers).response()
+    return ApiError(error.status_code, message, headers=error.headers).response(request.url.path)
 
 
 async def _on_validation_error(_: Request, error: Exception) -> Response:

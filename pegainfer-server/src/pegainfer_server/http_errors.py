@@ -45,11 +45,30 @@ class ApiError(Exception):
         kind = _TYPES.get(self.status) or ("server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        """The HTTP response."""
-        return Response(
-            msgspec.json.encode(self.body), self.status, headers=self.headers, media_type="application/json"
-        )
+    def response(self, path: str = "") -> Response:
+        """The HTTP response to a request for `path`, whose API words errors in its own way."""
+        body = anthropic_error(self) if path.startswith(ANTHROPIC_PATHS) else self.body
+        return Response(msgspec.json.encode(body), self.status, headers=self.headers, media_type="application/json")
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+ANTHROPIC_PATHS = "/v1/messages"
+"""Routes that begin like this are told of errors in Anthropic's form."""
+
+
+def anthropic_error(error: ApiError) -> dict[str, Any]:
+    """The error object of Anthropic's API; `param` and `code` are ours."""
+    kind = _ANTHROPIC_TYPES.get(error.status) or ("api_error" if error.status >= 500 else "invalid_request_error")
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": error.message, "param": error.param, "code": error.code},
+    }
 
 
 def bad_request(message: str, param: str | None = None, code: str = "invalid_request") -> ApiError:
