@@ -40,8 +40,8 @@ class Server:
         assert process.stderr is not None
         for line in process.stderr:
             self.lines.append(line)
-            if line.startswith("serving "):
-                self.url = line.split()[-1].removesuffix("/v1")
+            if (said := re.search(r"serving .* at (http\S+)/v1", line)) is not None:
+                self.url = said[1]
                 return
         raise AssertionError(f"the server ended with exit code {process.wait()}: {''.join(self.lines)}")
 
@@ -213,21 +213,30 @@ def test_inspect_agrees_with_the_engine(server: Server, checkpoint: Path, capfd:
     assert "longest request" in capfd.readouterr().out
 
 
-def test_api_keys_guard_the_routes_and_stay_out_of_the_log(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f4_f5_keys_guard_the_routes_and_logs_of_both_processes_hold_neither_keys_nor_prompts(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And with --log-format json every line of both is an object."""
     monkeypatch.setenv("PEGAINFER_API_KEY", "key-of-the-environment")
-    with serve(str(checkpoint), "--api-key", "key-of-the-flag", "--log-level", "debug") as server:
+    flags = ["--api-key", "key-of-the-flag", "--log-level", "debug", "--log-format", "json"]
+    with serve(str(checkpoint), *flags) as server:
         assert httpx.get(f"{server.url}/health").status_code == 200
         assert httpx.get(f"{server.url}/v1/models").status_code == 401
         for key in ("key-of-the-environment", "key-of-the-flag"):
             headers = {"Authorization": f"Bearer {key}"}
             assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 200
-        monkeypatch.setenv("PEGAINFER_API_KEY", "key-of-the-flag")
-        assert chat(server, "--prompt", "Hi", "--max-tokens", "2").returncode == 0
-        assert chat(server, "--prompt", "Hi", "--api-key", "wrong").returncode == 1
+        monkeypatch.setenv("PEGAINFER_API_KEY", "key-of-the-flag,another")
+        assert chat(server, "--prompt", "my diary", "--max-tokens", "2").returncode == 0
+        assert chat(server, "--prompt", "my diary", "--api-key", "wrong").returncode == 1
+        bad = {"prompt": "my diary", "logit_bias": {"my diary": 1}}
+        assert httpx.post(f"{server.url}/v1/completions", json=bad, headers=headers).status_code == 400
         server.process.terminate()
         code, rest = server.end()
         assert code == 0
-        assert "key-of" not in "".join(server.lines) + rest
+        log = "".join(server.lines) + rest
+        records = [json.loads(line) for line in log.splitlines()]
+        assert {"pegainfer_server.generation", "pegainfer_core.startup"} & {record["logger"] for record in records}
+        assert "key-of" not in log and "diary" not in log
 
 
 # how it ends

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import trustme
 from pegainfer_core.errors import ConfigError, EngineDeadError
 from pegainfer_core.messages import AddRequest, LoadProgress
 from pegainfer_core.testing.fake_client import FakeEngineClient, fake_info
@@ -22,6 +24,7 @@ from pegainfer_core.tokenizer import load_tokenizer
 from pegainfer_server.lifecycle import Lifecycle
 from pegainfer_server.listening import is_public, listen, url_of
 from pegainfer_server.state import ServerState
+from pegainfer_server.tls import Tls
 
 
 def endless(request: AddRequest) -> list[int]:
@@ -186,6 +189,55 @@ async def test_routes_of_plugins_are_added(running: Running) -> None:
     await running.client.wait_ready()
     os.kill(os.getpid(), signal.SIGTERM)
     assert await task == 0
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def write_tls(authority: trustme.CA, folder: Path) -> Tls:
+    """Certificate, key and authority as files."""
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    certificate.private_key_pem.write_to_path(str(folder / "key.pem"))
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    return Tls(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
+
+
+async def test_https_with_client_certificates(running: Running, authority: trustme.CA, tmp_path: Path) -> None:
+    tls = write_tls(authority, tmp_path)
+    tls.check()
+    lifecycle = Lifecycle(
+        running.state, running.listener, running.load, shutdown_timeout=1.0, begun=time.monotonic(), tls=tls
+    )
+    running.may_load.set()
+    task = asyncio.create_task(lifecycle.run())
+    context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    url = url_of(running.listener, "https")
+    async with httpx.AsyncClient(base_url=url, verify=context, timeout=30) as stranger:
+        with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError, httpx.ConnectError)):
+            await stranger.get("/livez")
+    authority.issue_cert("client.example").configure_cert(context)
+    async with httpx.AsyncClient(base_url=url, verify=context, timeout=30) as friend:
+        assert (await friend.get("/livez")).json() == {"status": "alive"}
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await task == 0
+
+
+def test_bad_tls_files_are_told_with_their_flags(authority: trustme.CA, tmp_path: Path) -> None:
+    good = write_tls(authority, tmp_path)
+    other = tmp_path / "other.pem"
+    authority.issue_cert("x.example").private_key_pem.write_to_path(str(other))
+    (tmp_path / "empty.pem").write_text("")
+    for tls, flag in (
+        (Tls(tmp_path / "none.pem"), "--ssl-certfile"),
+        (Tls(good.certfile), "--ssl-certfile"),
+        (Tls(good.certfile, other), "--ssl-keyfile"),
+        (Tls(good.certfile, good.keyfile, tmp_path / "empty.pem"), "--ssl-ca-certs"),
+    ):
+        with pytest.raises(ConfigError, match=flag):
+            tls.check()
 
 
 SCRIPT = """

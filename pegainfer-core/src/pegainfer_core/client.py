@@ -58,6 +58,10 @@ class EngineClient(ABC):
     async def close(self) -> None:
         """End the engine and wait until it is gone. Open requests raise EngineDeadError."""
 
+    def cpu_seconds(self) -> float | None:
+        """Processor time that the engine's own process has used; None if it has none or nobody knows."""
+        return None
+
     async def wait_ready(self) -> EngineInfo:
         """Wait for the end of the start. Raises EngineDeadError with the engine's own words if it failed."""
         while self.state == "loading":

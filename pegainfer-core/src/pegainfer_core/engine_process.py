@@ -1,4 +1,4 @@
-"""The engine's process: `python -m pegainfer_core.engine_process ADDRESS LOG_LEVEL`, started by `process_client.ProcessClient`.
+"""The engine's process: `python -m pegainfer_core.engine_process ADDRESS LOG_LEVEL LOG_FORMAT`, started by `process_client.ProcessClient`.
 
 Owns the child's end of the socket and its promise to end with its parent. The first message is the EngineConfig.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import logging
 import os
 import signal
 import sys
@@ -23,6 +22,7 @@ import zmq
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.engine import Engine
 from pegainfer_core.engine_loop import run_engine
+from pegainfer_core.logs import LogFormat, configure_logging
 from pegainfer_core.messages import EngineInfo, FromEngine, LoadProgress, ToEngine
 from pegainfer_core.preload import import_torch
 from pegainfer_core.startup import start_engine
@@ -64,11 +64,11 @@ class SocketChannel:
         self._socket.send(self._encoder.encode(message))
 
 
-def main(address: str, log_level: int) -> int:
+def main(address: str, log_level: int, log_format: LogFormat) -> int:
     """Serve until told to end; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logging(log_level, log_format)
     context = zmq.Context()
     socket = context.socket(zmq.PAIR)
     socket.setsockopt(zmq.SNDHWM, 0)
@@ -106,4 +106,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), "json" if sys.argv[3] == "json" else "text"))

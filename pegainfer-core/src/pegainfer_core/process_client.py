@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +21,7 @@ import zmq.asyncio
 from pegainfer_core.client import EngineClient
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.cpu_settings import engine_settings
+from pegainfer_core.logs import LogFormat
 from pegainfer_core.messages import FromEngine, Shutdown, ToEngine
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 class ProcessClient(EngineClient):
     """See the module docstring."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, log_format: LogFormat = "text") -> None:
         super().__init__()
         self.config = config
         """What the engine will be told; may be replaced until `start`."""
@@ -45,11 +47,20 @@ class ProcessClient(EngineClient):
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
+        self._log_format = log_format
 
     @property
     def pid(self) -> int | None:
         """The engine's process id."""
         return None if self._process is None else self._process.pid
+
+    def cpu_seconds(self) -> float | None:
+        """See EngineClient; None where the system does not tell."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # in user and in system mode
+        except (OSError, AttributeError, IndexError):
+            return None
 
     async def start(self) -> None:
         """See EngineClient."""
@@ -67,6 +78,7 @@ class ProcessClient(EngineClient):
         self._socket.setsockopt(zmq.LINGER, 0)
         level = logging.getLogger().getEffectiveLevel()  # the engine logs what this process would
         command = [sys.executable, "-m", "pegainfer_core.engine_process", self._bind(), str(level)]
+        command.append(self._log_format)
         environment = os.environ | engine_settings(os.environ)
         self._process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, env=environment)
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import pegainfer_core
 from fastapi import FastAPI
 from pegainfer_core.client import EngineClient
+from starlette.middleware.cors import CORSMiddleware
 
-from pegainfer_server import chat, completions, system, tokenization, web_ui
+from pegainfer_server import chat, completions, probes, system, tokenization, web_ui
 from pegainfer_server.error_handlers import add_error_handlers
 from pegainfer_server.metrics import ServerMetrics
 from pegainfer_server.middleware import Gate
@@ -27,6 +28,15 @@ def create_app(state: ServerState, add_routes: AddRoutes | None = None) -> FastA
     state.client.on_step.append(metrics.on_step)
     add_error_handlers(app)
     app.add_middleware(Gate, state=state, metrics=metrics)
+    if state.allowed_origins:  # outermost: a browser must be able to read a refusal too
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=state.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
+        )
+    app.include_router(probes.router(state))
     app.include_router(system.router(state, metrics))
     app.include_router(completions.router(state, metrics))
     app.include_router(chat.router(state, metrics))

@@ -9,21 +9,36 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 from starlette.requests import Request
 
 from pegainfer_server.http_errors import ApiError, bad_request
+from pegainfer_server.prompts import off_loop
 
 
 class StrictBody(BaseModel):
     """Base of all bodies and of their parts: unknown fields, other types and non-finite numbers are errors."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    _num_bytes: int = PrivateAttr(0)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the JSON that this was read from: what says whether work on it may hold up the event loop."""
+        return self._num_bytes
+
+    def set_num_bytes(self, size: int) -> None:
+        """Called once, by whoever read it."""
+        self._num_bytes = size
 
 
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body", bound=StrictBody)
 
 JSON_TYPE = "application/json"
+MAX_DEPTH = 128
+"""Objects and lists inside each other. A JSON schema has two for each level that it describes."""
+BYTES_READ_PER_CHARACTER = 16
+"""JSON is read so many times faster than text is tokenized, which is what `off_loop` counts in."""
 _MAX_SHOWN = 60  # characters of a wrong value that an error repeats
 
 
@@ -36,7 +51,8 @@ async def read_body(request: Request, model: type[Body], max_bytes: int) -> Body
             f"the body must be JSON: Content-Type {JSON_TYPE}, not {content_type[:100]!r}",
             code="unsupported_media_type",
         )
-    return parse_body(await _read_bytes(request, max_bytes), model)
+    raw = await _read_bytes(request, max_bytes)
+    return await off_loop(len(raw) // BYTES_READ_PER_CHARACTER, lambda: parse_body(raw, model))
 
 
 def parse_body(raw: bytes, model: type[Body]) -> Body:
@@ -49,7 +65,11 @@ def parse_body(raw: bytes, model: type[Body]) -> Body:
         raise bad_request("the body is not valid JSON: nested too deep", code="invalid_json") from None
     if not isinstance(data, dict):
         raise bad_request("the body must be a JSON object", code="invalid_json")
-    return validated({name: value for name, value in data.items() if value is not None}, model)
+    if _is_deeper_than(data, MAX_DEPTH):
+        raise bad_request(f"the body is nested too deep: at most {MAX_DEPTH} levels are taken", code="invalid_json")
+    body = validated({name: value for name, value in data.items() if value is not None}, model)
+    body.set_num_bytes(len(raw))
+    return body
 
 
 def validated(fields: Mapping[str, Any], model: type[Body]) -> Body:
@@ -58,6 +78,21 @@ def validated(fields: Mapping[str, Any], model: type[Body]) -> Body:
         return model.model_validate(fields)
     except ValidationError as error:
         raise _invalid(error) from None
+
+
+def _is_deeper_than(value: Any, levels: int) -> bool:
+    """Level by level, because recursion would be what the limit is there to prevent."""
+    containers = [value]
+    for _ in range(levels):
+        containers = [
+            item
+            for container in containers
+            for item in (container.values() if isinstance(container, dict) else container)
+            if isinstance(item, (dict, list))
+        ]
+        if not containers:
+            return False
+    return True
 
 
 async def _read_bytes(request: Request, max_bytes: int) -> bytes:

@@ -5,12 +5,11 @@ Owns the rules about how a prompt may end. Rendering itself is `pegainfer_core.c
 
 from __future__ import annotations
 
-from typing import Any
-
 from pegainfer_core.chat import ChatFormat, NoChatTemplateError
 from pegainfer_core.messages import EngineInfo
 from pegainfer_core.tokenizer import Tokenizer
 
+from pegainfer_server.body import BYTES_READ_PER_CHARACTER
 from pegainfer_server.chat_messages import read_messages
 from pegainfer_server.http_errors import bad_request
 from pegainfer_server.prompts import off_loop
@@ -28,7 +27,7 @@ async def encode_chat(
         raise bad_request(
             "messages: this model has no chat template; use /v1/completions", "messages", "unsupported_field"
         )
-    messages = read_messages(body.messages)
+    messages = await off_loop(body.num_bytes // BYTES_READ_PER_CHARACTER, lambda: read_messages(body.messages))
     add_generation_prompt = body.add_generation_prompt
     if body.continue_final_message:
         if add_generation_prompt:
@@ -54,13 +53,9 @@ async def encode_chat(
         return chat_format.encode(rendered)
 
     try:
-        ids = await off_loop(_size(messages), encode)
+        ids = await off_loop(body.num_bytes, encode)
     except NoChatTemplateError as error:
         raise bad_request(f"messages: {error}; use /v1/completions", "messages", "unsupported_field") from None
     if not ids:
         raise bad_request("messages: the rendered prompt is empty", "messages", "invalid_value")
     return ids
-
-
-def _size(messages: list[dict[str, Any]]) -> int:
-    return sum(len(message["content"] or "") for message in messages)

@@ -23,6 +23,8 @@ from pegainfer_core.errors import ConfigError
 API_KEY_VARIABLE = "PEGAINFER_API_KEY"
 BYTE_FIELDS = frozenset({"kv_cache_memory"})
 """Fields that count bytes: their flags take sizes such as 4GiB."""
+OTHER_NAMES = {"max_waiting_requests": "--max-waiting"}
+"""Second spellings of flags."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
@@ -151,5 +153,7 @@ def _parameter(field: msgspec.structs.FieldInfo, hint: Any, doc: str) -> inspect
     elif get_origin(hint) in (Union, types.UnionType):
         (hint,) = (kind for kind in get_args(hint) if kind is not type(None))
         hint = hint | None
+    if field.name in OTHER_NAMES:
+        names = (*names, OTHER_NAMES[field.name])
     annotation = Annotated[hint, typer.Option(*names, **extra)]
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

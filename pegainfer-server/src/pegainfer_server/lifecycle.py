@@ -24,12 +24,14 @@ import msgspec
 import uvicorn
 from pegainfer_core.client import EngineClient
 from pegainfer_core.errors import EngineDeadError
+from pegainfer_core.logs import LogFormat
 from pegainfer_core.messages import AbortRequests
 
 from pegainfer_server.listening import is_public, url_of
 from pegainfer_server.progress import describe, show_progress, timeline
 from pegainfer_server.state import ServerState
 from pegainfer_server.threads import in_daemon_thread
+from pegainfer_server.tls import Tls
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -58,6 +60,8 @@ class Lifecycle:
         add_routes: Callable[[FastAPI, EngineClient], None] | None = None,
         shutdown_timeout: float,
         begun: float,
+        tls: Tls | None = None,
+        log_format: LogFormat = "text",
     ) -> None:
         self._state = state
         self._listener = listener
@@ -65,6 +69,8 @@ class Lifecycle:
         self._add_routes = add_routes
         self._shutdown_timeout = shutdown_timeout
         self._begun = begun
+        self._tls = tls
+        self._log_format = log_format
         self._stop = asyncio.Event()
         self._http: _Uvicorn | None = None
 
@@ -75,6 +81,7 @@ class Lifecycle:
             serving = asyncio.create_task(self._serve_http())
             stopped = asyncio.create_task(self._stop.wait())
             died = asyncio.create_task(self._state.client.wait_dead())
+            watching = asyncio.create_task(self._state.liveness.watch())
             try:
                 await asyncio.wait({loading, serving, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 if loading.done() and not stopped.done():
@@ -91,13 +98,13 @@ class Lifecycle:
                 return 0
             finally:
                 unfinished = not loading.done()
-                await self._close(serving, [loading, stopped, died])
+                await self._close(serving, [loading, stopped, died, watching])
                 if unfinished and self._stop.is_set():
                     _exit_now(0)  # a download that still runs in a thread would hold the interpreter
 
     async def _load_and_announce(self) -> None:
         client = self._state.client
-        showing = asyncio.create_task(show_progress(client))
+        showing = asyncio.create_task(show_progress(client, bars=self._log_format == "text"))
         try:
             await self._load(self._state)
         finally:
@@ -107,9 +114,10 @@ class Lifecycle:
         log.info("engine info %s", msgspec.json.encode(client.info).decode())
         if is_public(self._listener) and not self._state.api_keys:
             log.warning("other machines can reach this server and no API key is set (--api-key)")
-        _say(describe(client.info))
-        _say(timeline(time.monotonic() - self._begun, client.info.timeline))
-        _say(f"serving {', '.join(self._state.model_names)} at {url_of(self._listener)}/v1")
+        url = url_of(self._listener, "http" if self._tls is None else "https")
+        self._say(describe(client.info))
+        self._say(timeline(time.monotonic() - self._begun, client.info.timeline))
+        self._say(f"serving {', '.join(self._state.model_names)} at {url}/v1")
 
     async def _serve_http(self) -> None:
         app = await in_daemon_thread(self._create_app)
@@ -119,6 +127,7 @@ class Lifecycle:
             log_config=None,
             access_log=False,
             server_header=False,
+            **({} if self._tls is None else self._tls.uvicorn_settings()),
             timeout_graceful_shutdown=FLUSH_SECONDS,  # type: ignore[arg-type]  # it is handed to asyncio.wait_for
         )
         self._http = _Uvicorn(config)
@@ -164,6 +173,14 @@ class Lifecycle:
             task.cancel()
         await asyncio.wait([*tasks, serving])
 
+    def _say(self, line: str) -> None:
+        """A line for people; in a log for machines it is a record like any other."""
+        if self._log_format == "json":
+            log.info("%s", line)
+            return
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
@@ -190,11 +207,6 @@ class _Uvicorn(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone."""
         yield
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
 
 
 def _exit_now(code: int) -> None:

@@ -35,7 +35,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
     """Base URL of a listening socket; for an address that means all interfaces, the loopback one."""
     host, port = listener.getsockname()[:2]
     address = ipaddress.ip_address(host)
@@ -43,7 +43,7 @@ def url_of(listener: socket.socket) -> str:
         host = "127.0.0.1"
     elif address.version == 6:
         host = f"[{host}]"
-    return f"http://{host}:{port}"
+    return f"{scheme}://{host}:{port}"
 
 
 def is_public(listener: socket.socket) -> bool:

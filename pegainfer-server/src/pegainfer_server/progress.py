@@ -23,9 +23,9 @@ LOG_INTERVAL = 5.0
 SHOWN_SECONDS = 0.05
 
 
-async def show_progress(client: EngineClient) -> None:
-    """Show the phases of the start until the task is cancelled or the client leaves the loading state."""
-    if sys.stderr.isatty():
+async def show_progress(client: EngineClient, bars: bool = True) -> None:
+    """Show the phases of the start until the task is cancelled or the client leaves the loading state; `bars` on a terminal."""
+    if bars and sys.stderr.isatty():
         await _draw(client)
     else:
         await _log_phases(client)

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,14 +17,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pegainfer_core.client import EngineClient
 from pegainfer_core.config import EngineConfig
+from pegainfer_core.logs import LogFormat, configure_logging
 from pegainfer_core.plugins import Plugins, load_plugins
 from pegainfer_core.process_client import ProcessClient
 from pegainfer_core.resolve import ResolvedModel, resolve_model
 
 from pegainfer_server.lifecycle import Lifecycle
 from pegainfer_server.listening import listen
+from pegainfer_server.liveness import DEFAULT_STALL_TIMEOUT
 from pegainfer_server.state import ServerState
 from pegainfer_server.threads import in_daemon_thread
+from pegainfer_server.tls import Tls
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -55,17 +57,26 @@ class ServerOptions:
     log_level: str = "info"
     ui: bool = True
     """Whether there is a web page at /."""
+    log_format: LogFormat = "text"
+    log_prompts: bool = False
+    allowed_origins: tuple[str, ...] = ()
+    requests_per_minute: int = 0
+    """0: no limit."""
+    stall_timeout: float = DEFAULT_STALL_TIMEOUT
+    tls: Tls | None = None
 
 
 def run_server(config: EngineConfig, options: ServerOptions) -> int:
     """Serve until a signal; returns the exit code. Raises PegainferError if the start fails or the engine dies."""
     begun = time.monotonic()
-    configure_logging(options.log_level)
+    configure_server_logging(options.log_level, options.log_format)
+    if options.tls is not None:
+        options.tls.check()
     with contextlib.closing(listen(options.host, options.port)) as listener:
         plugins = load_plugins()
         for broken in plugins.broken:
             log.warning("plugin %s", broken)
-        client = ProcessClient(config)
+        client = ProcessClient(config, options.log_format)
         state = ServerState(
             client=client,
             model_names=options.served_model_names,
@@ -73,6 +84,10 @@ def run_server(config: EngineConfig, options: ServerOptions) -> int:
             max_body_bytes=options.max_body_bytes,
             prefix_cache=config.prefix_cache,
             ui=options.ui,
+            allowed_origins=options.allowed_origins,
+            requests_per_minute=options.requests_per_minute,
+            log_prompts=options.log_prompts,
+            stall_timeout=options.stall_timeout,
         )
         lifecycle = Lifecycle(
             state,
@@ -81,6 +96,8 @@ def run_server(config: EngineConfig, options: ServerOptions) -> int:
             add_routes=lambda app, client: add_plugin_routes(plugins, app, client),
             shutdown_timeout=options.shutdown_timeout,
             begun=begun,
+            tls=options.tls,
+            log_format=options.log_format,
         )
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(lifecycle.run())
@@ -123,11 +140,9 @@ def add_plugin_routes(plugins: Plugins, app: FastAPI, client: EngineClient) -> N
             log.exception("plugin %s could not add its routes", implementation.plugin)
 
 
-def configure_logging(level: str) -> None:
+def configure_server_logging(level: str, log_format: LogFormat) -> None:
     """One line a record on stderr. Libraries are quiet unless the level is debug."""
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
+    configure_logging(level.upper(), log_format)
     for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel("DEBUG" if level == "debug" else "WARNING")
 

@@ -15,6 +15,7 @@ from pegainfer_core.errors import EngineDeadError
 from pegainfer_core.messages import EngineInfo
 
 from pegainfer_server.http_errors import ApiError
+from pegainfer_server.liveness import DEFAULT_STALL_TIMEOUT, Liveness
 
 if TYPE_CHECKING:
     from pegainfer_core.chat import ChatFormat
@@ -38,6 +39,12 @@ class ServerState:
     """What a request gets where it says nothing; see `sampling.defaults_from_generation_config`."""
     api_keys: tuple[str, ...] = ()
     """Any of these opens the routes; empty: no key is needed."""
+    allowed_origins: tuple[str, ...] = ()
+    """Web origins whose pages may call this server (CORS); "*" is all of them, empty none."""
+    requests_per_minute: int = 0
+    """Most POST requests of each key or, without keys, of each client address; 0: no limit."""
+    log_prompts: bool = False
+    """Whether request bodies are written to the log."""
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     prefix_cache: bool = True
     """Whether the engine's prefix cache is on; its counters are left out of /metrics when it is not."""
@@ -47,6 +54,13 @@ class ServerState:
     """Set on shutdown: /health turns 503 and new requests are refused while live ones finish."""
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
     """Unix time of the start; what /v1/models reports."""
+    stall_timeout: float = DEFAULT_STALL_TIMEOUT
+    """Seconds without a step after which an engine with open requests is not alive; 0: never."""
+    liveness: Liveness = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin to watch the engine."""
+        self.liveness = Liveness(self.client, self.stall_timeout)
 
     @property
     def ready(self) -> bool:

@@ -1,4 +1,4 @@
-"""The small routes: /, /health, /metrics, /version and /v1/models. All but the last answer before the model is ready.
+"""The small routes: /, /metrics, /version and /v1/models. All but the last answer before the model is ready.
 
 Owns also which model names are served.
 """
@@ -33,23 +33,6 @@ def served_name(state: ServerState, asked: str | None) -> str:
     return asked
 
 
-def health(state: ServerState) -> tuple[int, dict[str, Any]]:
-    """Status and body of /health: 200 only while requests are taken."""
-    client = state.client
-    if client.state in ("dead", "closed"):
-        return 503, {"status": "dead", "error": client.death or "the engine was closed"}
-    if state.draining:
-        return 503, {"status": "draining", "open": client.num_open}
-    if state.ready:
-        return 200, {"status": "ok"}
-    progress = client.progress
-    if client.state == "ready":
-        return 503, {"status": "loading", "phase": "tokenizer", "done": 0, "total": 1}
-    if progress is None:
-        return 503, {"status": "loading", "phase": "start", "done": 0, "total": 1}
-    return 503, {"status": "loading", "phase": progress.phase, "done": progress.done, "total": progress.total}
-
-
 def router(state: ServerState, metrics: ServerMetrics) -> APIRouter:
     """The routes, for `create_app`."""
     routes = APIRouter()
@@ -60,12 +43,6 @@ def router(state: ServerState, metrics: ServerMetrics) -> APIRouter:
         if state.ui and web_ui.wants_html(request.headers):
             return web_ui.respond(web_ui.INDEX, request)
         return JSONResponse({"name": "pegainfer", "version": pegainfer_core.__version__})
-
-    @routes.get("/health")
-    async def get_health() -> Response:
-        """200 while requests are taken, else 503 with how far the start is or why the engine ended."""
-        status, body = health(state)
-        return JSONResponse(body, status)
 
     @routes.get("/metrics")
     async def get_metrics() -> Response:

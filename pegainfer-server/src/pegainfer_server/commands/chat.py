@@ -58,7 +58,11 @@ def chat(
         if text is not None and not is_unicode(text):
             raise typer.BadParameter(f"{flag} is not UTF-8")
     with open_speaker(
-        config, url or DEFAULT_URL, api_key or os.environ.get(API_KEY_VARIABLE), model_name, fields
+        config,
+        url or DEFAULT_URL,
+        api_key or os.environ.get(API_KEY_VARIABLE, "").partition(",")[0].strip() or None,
+        model_name,
+        fields,
     ) as speaker:
         conversation = Conversation(speaker, system)
         if prompt is not None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from pegainfer_core.config import EngineConfig
+from pegainfer_core.logs import LogFormat
 
 from pegainfer_server.flags import API_KEY_VARIABLE, parse_size, with_engine_flags
 
 GenerationConfig = Literal["auto", "none"]
+if TYPE_CHECKING:
+    from pegainfer_server.tls import Tls
+
 LogLevel = Literal["debug", "info", "warning", "error"]
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
 
 @with_engine_flags()
@@ -27,7 +33,8 @@ def serve(
     api_key: Annotated[
         list[str],
         typer.Option(
-            help=f"Key that clients must send; repeat for more. {API_KEY_VARIABLE} holds one without showing it in ps.",
+            help=f"Key that clients must send; repeat for more. {API_KEY_VARIABLE} holds one, or several with commas between "
+            "them, without showing them in ps.",
         ),
     ] = [],  # noqa: B006
     api_key_file: Annotated[Path | None, typer.Option(help="File with one API key a line.")] = None,
@@ -38,6 +45,19 @@ def serve(
             "none: the OpenAI API's do. EOS ids come from it either way."
         ),
     ] = "auto",
+    allowed_origins: Annotated[
+        list[str],
+        typer.Option(
+            metavar="ORIGIN",
+            help="Web origin whose pages may call this server (CORS), such as https://app.example, or * for all; repeat for more.",
+        ),
+    ] = [],  # noqa: B006
+    max_requests_per_minute: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Most POST requests of each API key, or of each client address without keys; 0: no limit."
+        ),
+    ] = 0,
     shutdown_timeout: Annotated[
         float, typer.Option(min=0.0, help="Seconds that live requests get on SIGTERM or SIGINT.")
     ] = 30.0,
@@ -48,7 +68,25 @@ def serve(
     ui: Annotated[
         bool, typer.Option("--ui/--no-ui", help="Show browsers a page with a chat and a live view at /.")
     ] = True,
+    stall_timeout: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            help="Seconds without a step after which an engine with open requests is no longer alive (/livez); 0: never.",
+        ),
+    ] = 120.0,
+    ssl_certfile: Annotated[Path | None, typer.Option(help="Certificate in PEM format; serves HTTPS.")] = None,
+    ssl_keyfile: Annotated[
+        Path | None, typer.Option(help="Its key, without a password, if --ssl-certfile does not hold it.")
+    ] = None,
+    ssl_ca_certs: Annotated[
+        Path | None, typer.Option(help="Authorities one of which must have signed a client's certificate.")
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="Least severe messages to log.")] = "info",
+    log_format: Annotated[LogFormat, typer.Option(help="Lines of text, or one JSON object a line.")] = "text",
+    log_prompts: Annotated[
+        bool, typer.Option("--log-prompts", help="Write request bodies, prompts and all, to the log.")
+    ] = False,
 ) -> None:
     """Serve MODEL over the OpenAI API."""
     from pegainfer_server.serve import ServerOptions, run_server
@@ -67,6 +105,12 @@ def serve(
         checkpoint_defaults=generation_config == "auto",
         log_level=log_level,
         ui=ui,
+        log_format=log_format,
+        log_prompts=log_prompts,
+        allowed_origins=check_origins(allowed_origins),
+        requests_per_minute=max_requests_per_minute,
+        stall_timeout=stall_timeout,
+        tls=tls_files(ssl_certfile, ssl_keyfile, ssl_ca_certs),
     )
     raise typer.Exit(run_server(config, options))
 
@@ -83,8 +127,31 @@ def collect_api_keys(given: list[str], file: Path | None) -> tuple[str, ...]:
         if not any(in_file):  # otherwise a server meant to be closed would be open
             raise typer.BadParameter(f"--api-key-file {file} holds no key")
     if API_KEY_VARIABLE in os.environ:
-        keys.append(os.environ[API_KEY_VARIABLE])
+        keys += [key.strip() for key in os.environ[API_KEY_VARIABLE].split(",")]
     for key in keys:
-        if not key or not key.isascii() or not key.isprintable() or key != key.strip():
-            raise typer.BadParameter("an API key must be printable ASCII without spaces around it, and not empty")
+        if not key or not key.isascii() or not key.isprintable() or key != key.strip() or "," in key:
+            raise typer.BadParameter(
+                "an API key must be printable ASCII without commas or spaces around it, and not empty"
+            )
     return tuple(dict.fromkeys(keys))
+
+
+def check_origins(given: list[str]) -> tuple[str, ...]:
+    """Origins for CORS. Raises typer.BadParameter for what no browser would send."""
+    for origin in given:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise typer.BadParameter(
+                f"--allowed-origins {origin}: an origin is a scheme and a host, such as https://app.example, or *"
+            )
+    return tuple(given)
+
+
+def tls_files(certfile: Path | None, keyfile: Path | None, ca_certs: Path | None) -> Tls | None:
+    """What the TLS flags say together. Raises typer.BadParameter for a flag that needs another."""
+    if certfile is None:
+        if keyfile is not None or ca_certs is not None:
+            raise typer.BadParameter("--ssl-keyfile and --ssl-ca-certs need --ssl-certfile")
+        return None
+    from pegainfer_server.tls import Tls
+
+    return Tls(certfile, keyfile, ca_certs)
