@@ -14,6 +14,7 @@ from pegainfer_core.logs import JsonFormatter, TextFormatter, request_id
 from pegainfer_server.commands.serve import check_origins, collect_api_keys
 from pegainfer_server.probes import PROBE_PATHS
 from pegainfer_server.rate_limit import MOST_CALLERS, RateLimit
+from pegainfer_server.web_ui import is_ui
 
 Serve = Callable[..., Awaitable[Any]]
 ORIGIN = "https://app.example"
@@ -38,7 +39,8 @@ async def test_f4_no_route_but_the_probes_answers_without_a_key(serve: Serve) ->
     for path in paths:
         for method in ("GET", "POST", "HEAD", "PUT", "DELETE", "PATCH"):
             status = (await served.http.request(method, path)).status_code
-            assert (status == 401) is (path not in PROBE_PATHS), (method, path, status)
+            free = path in PROBE_PATHS or is_ui({"path": path, "headers": []})
+            assert (status == 401) is not free, (method, path, status)
     for path in ("//health", "/health/", "/health/../metrics", "/HEALTH", "/livez/x"):
         assert (await served.http.get(path)).status_code == 401, path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -106,6 +107,7 @@ def test_a_timeout_of_zero_never_calls_it_stalled() -> None:
 
 
 async def test_the_log_tells_when_a_stall_begins_and_ends(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     engine = Engine("cuda:0")
     engine.open = 3
     now = 0.0
