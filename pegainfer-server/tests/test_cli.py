@@ -87,6 +87,8 @@ FLAGS = {
         "--log-format",
         "--log-level",
         "--log-prompts",
+        "--no-ui",
+        "--ui",
         "--max-body-size",
         "--max-requests-per-minute",
         "--port",

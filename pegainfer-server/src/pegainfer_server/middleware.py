@@ -89,13 +89,12 @@ class Gate:
         """Why this request may not reach the application; None if it may."""
         if scope["path"] in PROBE_PATHS or scope.get("method") == "OPTIONS":
             return None
-        if self._ui and scope["type"] == "http" and is_ui(scope):
-            return None
         caller = _client_address(scope)
         if self._keys:
             number = self._key_number(Headers(scope=scope))
             if number is None:
-                return _no_key()
+                page = self._ui and scope["type"] == "http" and is_ui(scope)  # it holds no secret, and asks for a key
+                return None if page else _no_key()
             caller = f"key {number}"
         if self._limit is not None and scope.get("method") == "POST":
             wait = self._limit.seconds_to_wait(caller)
