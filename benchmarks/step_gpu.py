@@ -30,6 +30,7 @@ from pegainfer_core.ops.attention_triton import TritonAttention
 from pegainfer_core.ops.dispatch import fast_ops
 from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile
 from pegainfer_core.ops.sampling import greedy
+from pegainfer_core.ops.states import States
 from pegainfer_core.testing.paged_attention import paged_batch
 from pegainfer_qwen3.family import Qwen3Family
 from pegainfer_qwen3.testing import tiny_config
@@ -74,6 +75,14 @@ class Step:
             token_ids_T=torch.arange(len(paged.q_THD), device=device) % self.vocab_size,
             positions_T=torch.cat(positions).to(device),
             attention=attention,
+            states=States(
+                layers=[()] * self.layers,
+                slots_R=metadata.query_start_R1[1:].long(),
+                fresh_R=metadata.query_start_R1[1:],
+                query_start_R1=metadata.query_start_R1,
+                query_lens=metadata.query_lens,
+                num_decode_rows=metadata.num_decode_rows,
+            ),
         )
 
     def run(self) -> tuple[Tensor, Tensor]:

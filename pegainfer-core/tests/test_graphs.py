@@ -14,7 +14,7 @@ from pegainfer_core.grammar_admission import GrammarAdmission
 from pegainfer_core.grammars import Grammars
 from pegainfer_core.graphs import StepGraphs
 from pegainfer_core.kv.cache import KVCache
-from pegainfer_core.kv.storage import allocate
+from pegainfer_core.kv.storage import StateStorage, allocate
 from pegainfer_core.messages import AddRequest, RequestOutput
 from pegainfer_core.model import BuildContext
 from pegainfer_core.ops.attention import AttentionBackend, make_attention_backend
@@ -65,6 +65,7 @@ def make_engine(path: Path, backend: AttentionBackend, recorder: Recorder | None
     runner = Runner(
         model.eval(),
         caches,
+        StateStorage(resolved.plan, SLOTS, CPU, torch.float32),
         backend,
         Sampler(resolved.vocab_size, resolved.eos_token_ids, CPU, grammars),
         num_slots=SLOTS,

@@ -365,6 +365,14 @@ def resolve(folder: Path, **config: Any) -> Any:
         (planned("num_layers='1'"), "planned num_layers '1'; it must be a positive int"),
         (planned("vocab_size=0"), "planned vocab_size 0; it must be a positive int"),
         (planned("num_layers=2"), "planned KV groups that do not cover each of 2 layers once"),
+        (
+            planned("num_layers=2, kv_groups=(group, f.KVGroup(kind='state', layers=(1,)))"),
+            "planned a KV group of kind 'state' with 0 heads of 0 and 0 state tensors",
+        ),
+        (
+            planned("kv_groups=(f.KVGroup(kind='full', layers=(0,), state=(f.StateTensor(name='s', shape=(2,)),)),)"),
+            "planned a KV group of kind 'full' with 0 heads of 0 and 1 state tensors",
+        ),
         (planned("weight_rules=[rule]"), "planned weight_rules that are no tuple of WeightRules, or an empty one"),
     ],
 )
@@ -387,10 +395,10 @@ def test_a_refusal_by_a_family_is_told_as_it_is(site: Site, tmp_path: Path, monk
 
 
 def test_groups_without_a_pool_are_refused(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = "kv_groups=(f.KVGroup(kind='state', layers=(0,), num_kv_heads=1, head_dim=8),)"
-    site.install_family("x", plan=planned(state))
+    latent = "kv_groups=(f.KVGroup(kind='latent', layers=(0,), num_kv_heads=1, head_dim=8),)"
+    site.install_family("x", plan=planned(latent))
     allow(monkeypatch, "x")
-    with pytest.raises(ConfigError, match="KV group of kind 'state'; this version has kind 'full'"):
+    with pytest.raises(ConfigError, match="KV group of kind 'latent'; this version has kinds 'full' and 'state'"):
         resolve(tmp_path)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from pegainfer_core.kv.pages import PADDING_PAGE
 from pegainfer_core.model import ForwardBatch
 from pegainfer_core.ops.attention import Attention, AttentionBackend, AttentionMetadata
+from pegainfer_core.ops.states import States
 from pegainfer_core.plan import Row, StepPlan
 
 
@@ -73,6 +74,7 @@ class StepInputs:
         ("slots_R", "R", 2),
         ("query_start_R1", "R1", 1),
         ("context_lens_R", "R", 1),
+        ("fresh_R", "R", 1),
     )
     """(name, size, int32 words a value)."""
 
@@ -141,6 +143,7 @@ class BatchBuilder:
         last_token_S: Tensor,
         backend: AttentionBackend,
         caches: list[tuple[Tensor, Tensor]],
+        states: list[tuple[Tensor, ...]],
         lens: tuple[list[int], list[int]] | None = None,
     ) -> ForwardBatch:
         """The batch over `inputs`. `lens` are (query, context) lengths of exact shapes; padded ones are bounds only.
@@ -170,6 +173,14 @@ class BatchBuilder:
             token_ids_T=token_ids_T,
             positions_T=inputs["positions_T"],
             attention=Attention(backend=backend, caches=caches, metadata=metadata),
+            states=States(
+                layers=states,
+                slots_R=inputs["slots_R"],
+                fresh_R=inputs["fresh_R"],
+                query_start_R1=inputs["query_start_R1"],
+                query_lens=query_lens,
+                num_decode_rows=shape.decode_rows,
+            ),
         )
 
     def _update_tables(self, plan: StepPlan) -> None:
@@ -201,6 +212,7 @@ class BatchBuilder:
             ("sampled_index_N", 0),
             ("sampled_slot_N", self.padding_slot),
             ("slots_R", self.padding_slot),
+            ("fresh_R", 1),
         ):
             values[name][:] = padding
         query_lens = np.zeros(shape.num_rows, dtype=np.int32)
@@ -232,6 +244,7 @@ class BatchBuilder:
         query_lens[row_slice] = lens
         values["context_lens_R"][row_slice] = starts + lens
         values["slots_R"][row_slice] = slots
+        values["fresh_R"][row_slice] = starts == 0
         num_tokens = int(lens.sum())
         token_slice = slice(first_token, first_token + num_tokens)
         slot_T = np.repeat(slots, lens)

@@ -7,6 +7,7 @@ family starts to. Core never names a family and asks it nothing that is not writ
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,21 +43,45 @@ class SupportCard:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StateTensor:
+    """One tensor of a layer's recurrent state, for one request."""
+
+    name: str
+    """For people: "conv", "recurrent"."""
+    shape: tuple[int, ...]
+    dtype: Literal["model", "float32"] = "model"
+    """model: the type of weights and activations; float32 is never narrowed."""
+
+    def num_bytes(self, itemsize: int) -> int:
+        """Bytes for one request and layer, where the model's type has values of `itemsize` bytes."""
+        return math.prod(self.shape) * (4 if self.dtype == "float32" else itemsize)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class KVGroup:
-    """Layers whose per-token (or per-request) memory has the same shape and lifetime. Core turns groups into pools."""
+    """Layers whose per-token (or per-request) memory has the same shape and lifetime. Core turns groups into pools.
+
+    A group of kind `state` has `state` tensors, every other kind has heads.
+    """
 
     kind: KVKind
     layers: tuple[int, ...]
     """Model layer indices, in order."""
-    num_kv_heads: int
-    head_dim: int
+    num_kv_heads: int = 0
+    head_dim: int = 0
     window: int | None = None
     """Tokens visible to a sliding group, the current one included."""
+    state: tuple[StateTensor, ...] = ()
+    """What each layer of a state group remembers of a request. `ForwardBatch.states` has the tensors, in this order."""
 
     @property
     def values_per_token(self) -> int:
         """Cache values that one token needs in one layer (keys and values)."""
         return 2 * self.num_kv_heads * self.head_dim
+
+    def bytes_per_slot(self, itemsize: int) -> int:
+        """Bytes of state that one request needs in all layers, where the model's type has values of `itemsize` bytes."""
+        return len(self.layers) * sum(tensor.num_bytes(itemsize) for tensor in self.state)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,9 +56,21 @@ def check_plan(plan: ModelPlan, family: ModelFamily, package: str) -> None:
     layers = sorted(layer for group in plan.kv_groups for layer in group.layers)
     if layers != list(range(plan.num_layers)):
         raise PluginError(f"{culprit} planned KV groups that do not cover each of {plan.num_layers} layers once")
+    kinds = {group.kind for group in plan.kv_groups}
+    for other in sorted(kinds - {"full", "state"}):
+        raise ConfigError(
+            f"{plan.family} needs a KV group of kind {other!r}; this version has kinds 'full' and 'state'"
+        )
+    if "full" not in kinds:
+        raise ConfigError(f"{plan.family} has no layer of kind 'full'; this version needs one")
     for group in plan.kv_groups:
-        if group.kind != "full":
-            raise ConfigError(f"{plan.family} needs a KV group of kind {group.kind!r}; this version has kind 'full'")
+        if (group.kind == "state") != bool(group.state) or (group.kind == "full") != bool(group.values_per_token):
+            raise PluginError(f"{culprit} planned a KV group of kind {group.kind!r} with {_memory(group)}")
+
+
+def _memory(group: KVGroup) -> str:
+    heads = f"{group.num_kv_heads} heads of {group.head_dim}"
+    return f"{heads} and {len(group.state)} state tensors"
 
 
 def _culprit(family: ModelFamily, package: str) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.errors import ConfigError
-from pegainfer_core.kv.storage import allocate, page_bytes
+from pegainfer_core.kv.storage import StateStorage, allocate, page_bytes
 from pegainfer_core.model import Model
 from pegainfer_core.ops.attention import AttentionBackend
 from pegainfer_core.placement import Placement, place
@@ -55,13 +55,20 @@ def fitting_model_len(config: EngineConfig, wanted: int, capacity: int) -> int:
 
 
 def num_pages(
-    resolved: ResolvedModel, placement: Placement, model: Model, backend: AttentionBackend, max_model_len: int
+    resolved: ResolvedModel,
+    placement: Placement,
+    model: Model,
+    states: StateStorage,
+    backend: AttentionBackend,
+    max_model_len: int,
 ) -> int:
-    """Pages of the pool, the padding page included."""
+    """Pages of the pool, the padding page included. `states` are used, and left with anything in them."""
     config = resolved.config
     per_page = page_bytes(resolved.plan.kv_groups, config.page_size, placement.dtype.itemsize)
     on_gpu = placement.device.type == "cuda"
-    measured = _measure_free(resolved, placement, model, backend, max_model_len) if on_gpu else CPU_KV_CACHE_BYTES
+    measured = (
+        _measure_free(resolved, placement, model, states, backend, max_model_len) if on_gpu else CPU_KV_CACHE_BYTES
+    )
     num_pages = _pages(config, config.kv_cache_memory or measured, per_page, on_gpu)
     most = placement.max_running_requests * -(-max_model_len // config.page_size) + 1
     return num_pages if config.kv_cache_memory else min(num_pages, most)
@@ -78,13 +85,18 @@ def _pages(config: EngineConfig, budget: int, per_page: int, on_gpu: bool) -> in
 
 
 def _measure_free(
-    resolved: ResolvedModel, placement: Placement, model: Model, backend: AttentionBackend, max_model_len: int
+    resolved: ResolvedModel,
+    placement: Placement,
+    model: Model,
+    states: StateStorage,
+    backend: AttentionBackend,
+    max_model_len: int,
 ) -> int:
     """Bytes of the GPU left for pages after the largest step was run once (which also compiles the kernels)."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    _largest_step(resolved, placement, model, backend, max_model_len)
+    _largest_step(resolved, placement, model, states, backend, max_model_len)
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() - before
     torch.cuda.empty_cache()
@@ -99,7 +111,12 @@ def _measure_free(
 
 
 def _largest_step(
-    resolved: ResolvedModel, placement: Placement, model: Model, backend: AttentionBackend, max_model_len: int
+    resolved: ResolvedModel,
+    placement: Placement,
+    model: Model,
+    states: StateStorage,
+    backend: AttentionBackend,
+    max_model_len: int,
 ) -> None:
     """Prompts that fill the token budget beside single-token rows in all other slots, on a pool of one scratch page."""
     page_size = resolved.config.page_size
@@ -111,6 +128,7 @@ def _largest_step(
     runner = Runner(
         model,
         caches,
+        states,
         backend,
         Sampler(resolved.vocab_size, resolved.eos_token_ids, placement.device),
         num_slots=slots,

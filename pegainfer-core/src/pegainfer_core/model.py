@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pegainfer_core.ops.attention import Attention
+from pegainfer_core.ops.states import States
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,8 @@ class ForwardBatch:
     """int64, per token: absolute position in its request."""
     attention: Attention
     """Writes keys and values and attends, for any layer: `batch.attention.run(layer, q, k, v)`."""
+    states: States
+    """Recurrent state of the layers of kind `state`: `batch.states.layers[layer]`."""
 
 
 class Model(nn.Module, ABC):

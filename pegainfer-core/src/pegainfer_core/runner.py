@@ -19,6 +19,7 @@ from torch import Tensor
 from pegainfer_core.batch import BatchBuilder, StepInputs, StepShape, exact_shape, to_device
 from pegainfer_core.engine import DeviceLostError
 from pegainfer_core.graphs import Recorder, StepGraphs
+from pegainfer_core.kv.storage import StateStorage
 from pegainfer_core.model import Model
 from pegainfer_core.ops.attention import AttentionBackend
 from pegainfer_core.ops.dispatch import fast_ops
@@ -39,6 +40,7 @@ class Runner:
         self,
         model: Model,
         caches: list[tuple[Tensor, Tensor]],
+        states: StateStorage,
         backend: AttentionBackend,
         sampler: Sampler,
         *,
@@ -52,13 +54,14 @@ class Runner:
     ) -> None:
         self._model = model
         self._caches = caches
+        self._states = states
         self._backend = backend
         self._sampler = sampler
         self._device = device
         self._fused_ops = fused_ops
         self._builder = BatchBuilder(num_slots, max_model_len, page_size, device)
         self._last_token_S = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)
-        self._states: dict[int, SlotState] = {}
+        self._sampling: dict[int, SlotState] = {}
         self._prompts: dict[int, list[int]] = {}
         self._graphs: StepGraphs | None = None
         if recorder is not None:
@@ -88,7 +91,7 @@ class Runner:
         """Queue the step behind those launched before."""
         with self._computing():
             for join in plan.joins:
-                self._states[join.slot] = self._sampler.join(join)
+                self._sampling[join.slot] = self._sampler.join(join)
                 self._prompts[join.slot] = join.prompt_ids
             shape = None if self._graphs is None else self._graphs.shape(plan)
             return self._run_eager(plan) if shape is None else self._replay(plan, shape)
@@ -125,7 +128,9 @@ class Runner:
         return self._choose(self._hidden(shape, inputs, None), inputs)
 
     def _hidden(self, shape: StepShape, inputs: StepInputs, lens: tuple[list[int], list[int]] | None) -> Tensor:
-        batch = self._builder.batch(shape, inputs, self._last_token_S, self._backend, self._caches, lens)
+        batch = self._builder.batch(
+            shape, inputs, self._last_token_S, self._backend, self._caches, self._states.layers, lens
+        )
         hidden_TE: Tensor = self._model(batch)
         return hidden_TE
 
@@ -146,7 +151,7 @@ class Runner:
     ) -> RunningStep:
         """Redo the rows that want more than the arg max, unless that needs tokens which are still to come."""
         rows = [row for row, place in zip(plan.rows, places, strict=True) if place >= 0]
-        states = [self._states[row.slot] for row in rows]
+        states = [self._sampling[row.slot] for row in rows]
 
         def sample() -> Sampled:
             with self._computing():
@@ -184,7 +189,7 @@ class Runner:
 
     def _score(self, row: Row, hidden_TE: Tensor) -> PromptLogprobs:
         targets = self._prompts[row.slot][row.start + 1 : row.start + row.num_tokens + 1]
-        count = self._states[row.slot].params.prompt_logprobs
+        count = self._sampling[row.slot].params.prompt_logprobs
         assert count is not None
         pieces: list[Logprobs] = []
         for start in range(0, len(targets), PROMPT_LOGPROB_ROWS):

@@ -28,6 +28,7 @@ from pegainfer_core.scheduler import Scheduler, SchedulerLimits
 from pegainfer_core.step_profiler import StepProfiler
 
 if TYPE_CHECKING:
+    from pegainfer_core.kv.storage import StateStorage
     from pegainfer_core.model import BuildContext, Model
     from pegainfer_core.ops.attention import AttentionBackend
     from pegainfer_core.placement import Placement
@@ -52,6 +53,7 @@ def start_engine(
     read_ahead(resolved.checkpoint.path)
     import torch
 
+    from pegainfer_core.kv.storage import StateStorage
     from pegainfer_core.memory import num_pages, reachable_model_len
     from pegainfer_core.model import BuildContext
     from pegainfer_core.ops.attention import make_attention_backend
@@ -72,10 +74,11 @@ def start_engine(
         clock.mark("weights")
         on_progress(LoadProgress("kernels", 0, 0))
         backend = make_attention_backend(placement.attention_backend, placement.device)
-        pages = num_pages(resolved, placement, model, backend, max_model_len)
+        states = StateStorage(resolved.plan, placement.max_running_requests, placement.device, placement.dtype)
+        pages = num_pages(resolved, placement, model, states, backend, max_model_len)
         clock.mark("kernels")
         return _assemble(
-            resolved, plugins, placement, model, backend, pages, max_model_len, weight_bytes, clock, on_progress
+            resolved, plugins, placement, model, states, backend, pages, max_model_len, weight_bytes, clock, on_progress
         )
     except torch.OutOfMemoryError as error:
         raise ConfigError(
@@ -123,6 +126,7 @@ def _assemble(
     plugins: Plugins,
     placement: Placement,
     model: Model,
+    states: StateStorage,
     backend: AttentionBackend,
     num_pages: int,
     max_model_len: int,
@@ -152,6 +156,7 @@ def _assemble(
     runner = Runner(
         model,
         allocate(resolved.plan, num_pages, config.page_size, placement.device, placement.dtype),
+        states,
         backend,
         Sampler(resolved.vocab_size, resolved.eos_token_ids, placement.device, grammars),
         num_slots=placement.max_running_requests,

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pegainfer_core.family import ModelFamily, ModelPlan
-from pegainfer_core.kv.storage import allocate
+from pegainfer_core.kv.storage import StateStorage, allocate
 from pegainfer_core.model import BuildContext, ForwardBatch, Model
 from pegainfer_core.ops.attention import Attention, AttentionBackend, AttentionMetadata
 from pegainfer_core.ops.sampling import greedy
+from pegainfer_core.ops.states import States
 
 META = torch.device("meta")
 OPS_PACKAGE = "pegainfer_core.ops."
@@ -148,8 +149,16 @@ def _decode_batch(
         num_decode_rows=rows,
     )
     caches = allocate(plan, rows * num_pages + 1, page_size, META, dtype)
+    states = States(
+        layers=StateStorage(plan, rows, META, dtype).layers,
+        slots_R=torch.empty_like(ids),
+        fresh_R=counts[:rows],
+        query_start_R1=counts,
+        query_lens=[1] * rows,
+        num_decode_rows=rows,
+    )
     attention = Attention(backend=_TracedAttention(recorder), caches=caches, metadata=metadata)
-    return ForwardBatch(token_ids_T=ids, positions_T=torch.empty_like(ids), attention=attention)
+    return ForwardBatch(token_ids_T=ids, positions_T=torch.empty_like(ids), attention=attention, states=states)
 
 
 class _TracedAttention(AttentionBackend):

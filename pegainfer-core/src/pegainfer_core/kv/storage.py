@@ -1,7 +1,7 @@
-"""The tensors behind the pages.
+"""The tensors behind the pages and the slots of recurrent state.
 
-Owns their layout, [pages, page size, kv heads, head dim] for keys and for values of each layer, and what a page costs. Knows nothing of
-requests. The only module of `kv` that imports torch.
+Owns their layout and what a page or a slot costs: [pages, page size, kv heads, head dim] for keys and for values of each layer, and [slots,
+*shape] for each tensor of a layer's state. Knows nothing of requests. The only module of `kv` that imports torch.
 """
 
 from __future__ import annotations
@@ -19,14 +19,40 @@ def page_bytes(groups: Sequence[KVGroup], page_size: int, itemsize: int) -> int:
     return sum(group.values_per_token * len(group.layers) for group in groups) * page_size * itemsize
 
 
+def slot_bytes(groups: Sequence[KVGroup], itemsize: int) -> int:
+    """Bytes of recurrent state that one request takes over all layers; 0 for models without."""
+    return sum(group.bytes_per_slot(itemsize) for group in groups)
+
+
 def allocate(
     plan: ModelPlan, num_pages: int, page_size: int, device: torch.device, dtype: torch.dtype
 ) -> list[tuple[Tensor, Tensor]]:
-    """(keys, values) per model layer. Left as found: no position is read before it was written."""
+    """(keys, values) per model layer, empty for state layers. Left as found: no position is read before it was written."""
     caches: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))] * plan.num_layers
     for group in plan.kv_groups:
+        if group.kind == "state":
+            continue
         shape = (len(group.layers), 2, num_pages, page_size, group.num_kv_heads, group.head_dim)
         pool = torch.empty(shape, dtype=dtype, device=device)
         for index, layer in enumerate(group.layers):
             caches[layer] = (pool[index, 0], pool[index, 1])
     return caches
+
+
+class StateStorage:
+    """The recurrent states of `num_slots` requests and a slot of padding, left as found: a row that begins from zero reads nothing."""
+
+    def __init__(self, plan: ModelPlan, num_slots: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.layers: list[tuple[Tensor, ...]] = [()] * plan.num_layers
+        """As `States.layers` describes."""
+        for group in plan.kv_groups:
+            pools = [
+                torch.empty(
+                    (len(group.layers), num_slots + 1, *tensor.shape),
+                    dtype=torch.float32 if tensor.dtype == "float32" else dtype,
+                    device=device,
+                )
+                for tensor in group.state
+            ]
+            for index, layer in enumerate(group.layers):
+                self.layers[layer] = tuple(pool[index] for pool in pools)

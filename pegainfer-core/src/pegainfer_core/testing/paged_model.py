@@ -1,10 +1,12 @@
-"""A model driven step by step without an engine: pages laid out by hand, logits of every token.
+"""A model driven step by step without an engine: pages and slots laid out by hand, logits of every token.
 
-Owns the bookkeeping of a few requests over one small KV cache. For tests of families; nothing here is fast.
+Owns the bookkeeping of a few requests over one small KV cache. What was never written is NaN, and pages and slots go to the next request as
+the last one left them. For tests of families; nothing here is fast.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,18 @@ from torch import Tensor
 
 from pegainfer_core.checkpoint import open_checkpoint
 from pegainfer_core.config import EngineConfig
-from pegainfer_core.family import KVGroup, ModelFamily, ModelPlan
+from pegainfer_core.family import ModelFamily, ModelPlan
+from pegainfer_core.kv.storage import StateStorage, allocate
 from pegainfer_core.model import BuildContext, ForwardBatch
 from pegainfer_core.ops.attention import Attention, AttentionMetadata, make_attention_backend
+from pegainfer_core.ops.states import States
 from pegainfer_core.weights import load_weights
+
+NUM_SLOTS = 16
 
 
 class PagedModel:
-    """A checkpoint, loaded, and a cache of `num_pages` pages that requests take in a scattered order."""
+    """A checkpoint, loaded, a cache of `num_pages` pages that requests take in a scattered order, and slots for states."""
 
     def __init__(
         self,
@@ -43,14 +49,16 @@ class PagedModel:
         self.model = family.build(self.plan, context)
         self.num_bytes = load_weights(self.model, self.plan, path, self.device, dtype)
         self._backend = make_attention_backend(backend, self.device)
-        self._caches = [
-            (self._cache(group, num_pages, dtype), self._cache(group, num_pages, dtype))
-            for group in _by_layer(self.plan)
-        ]
+        self._caches = allocate(self.plan, num_pages, page_size, self.device, dtype)
+        self._states = StateStorage(self.plan, NUM_SLOTS, self.device, dtype)
+        for tensor in itertools.chain(*self._caches, *self._states.layers):
+            tensor.fill_(float("nan"))
         order = torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(5)) + 1
         self._free: list[int] = order.tolist()
         self._pages: dict[str, list[int]] = {}
         self._lengths: dict[str, int] = {}
+        self._free_slots = list(range(NUM_SLOTS))
+        self._slots: dict[str, int] = {}
 
     def forward(self, rows: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
         """One step: append tokens to requests, new or known. Returns float32 logits [tokens, V] of each on the CPU.
@@ -74,13 +82,10 @@ class PagedModel:
         return torch.cat(parts)
 
     def free(self, request: str) -> None:
-        """Forget a request; its pages keep their old values until they are overwritten."""
+        """Forget a request; its pages and its slot keep their old values until they are overwritten."""
         self._free.extend(self._pages.pop(request))
+        self._free_slots.insert(0, self._slots.pop(request))
         del self._lengths[request]
-
-    def _cache(self, group: KVGroup, num_pages: int, dtype: torch.dtype) -> Tensor:
-        shape = (num_pages, self.page_size, group.num_kv_heads, group.head_dim)
-        return torch.full(shape, float("nan"), dtype=dtype, device=self.device)
 
     def _batch(self, rows: Mapping[str, Sequence[int]]) -> ForwardBatch:
         positions: list[int] = []
@@ -88,19 +93,27 @@ class PagedModel:
         for request, token_ids in rows.items():
             start = self._lengths.get(request, 0)
             end = self._lengths[request] = start + len(token_ids)
+            if request not in self._slots:
+                self._slots[request] = self._free_slots.pop()
             pages = self._pages.setdefault(request, [])
             while len(pages) * self.page_size < end:
                 pages.append(self._free.pop(0))
             positions += range(start, end)
             write_index += [pages[p // self.page_size] * self.page_size + p % self.page_size for p in range(start, end)]
         token_ids = [token_id for ids in rows.values() for token_id in ids]
+        metadata = self._metadata(rows, torch.tensor(write_index, device=self.device))
+        fresh = [self._lengths[request] == len(ids) for request, ids in rows.items()]
         return ForwardBatch(
             token_ids_T=torch.tensor(token_ids, device=self.device),
             positions_T=torch.tensor(positions, device=self.device),
-            attention=Attention(
-                backend=self._backend,
-                caches=self._caches,
-                metadata=self._metadata(rows, torch.tensor(write_index, device=self.device)),
+            attention=Attention(backend=self._backend, caches=self._caches, metadata=metadata),
+            states=States(
+                layers=self._states.layers,
+                slots_R=torch.tensor([self._slots[request] for request in rows], device=self.device),
+                fresh_R=torch.tensor(fresh, dtype=torch.int32, device=self.device),
+                query_start_R1=metadata.query_start_R1,
+                query_lens=metadata.query_lens,
+                num_decode_rows=metadata.num_decode_rows,
             ),
         )
 
@@ -126,9 +139,3 @@ def plan_of(family: ModelFamily, path: Path, options: Any = None) -> ModelPlan:
     """The plan of a checkpoint directory with the family's default options."""
     config = open_checkpoint(path, str(path)).config
     return family.plan(config, EngineConfig(model=str(path)), family.options() if options is None else options)
-
-
-def _by_layer(plan: ModelPlan) -> list[KVGroup]:
-    """The KV group of each layer."""
-    groups = {layer: group for group in plan.kv_groups for layer in group.layers}
-    return [groups[layer] for layer in range(plan.num_layers)]
