@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
+import gc
+import signal
 import socket
 import sys
 import tempfile
@@ -40,11 +43,15 @@ CASES = {"arriving": PAUSE, "waves": PAUSE, "saturated": 0.0}
 
 
 class InstantEngine(EngineClient):
-    """Repeats prompts: the first token at once, and a token for every open request each `pause` seconds."""
+    """Repeats prompts: the first token at once, and a token for every open request each `pause` seconds.
 
-    def __init__(self, pause: float) -> None:
+    With `hold`, nothing at all before that many requests are open; then all of them are served to their end.
+    """
+
+    def __init__(self, pause: float, hold: int = 0) -> None:
         super().__init__()
         self._pause = pause
+        self._hold = hold
         self._open: dict[str, tuple[AddRequest, int]] = {}
         self._ticking = False
 
@@ -56,8 +63,9 @@ class InstantEngine(EngineClient):
         """Take a message."""
         if isinstance(message, AddRequest):
             self._open[message.request_id] = (message, 0)
-            asyncio.get_running_loop().call_soon(self._advance, [message.request_id])
-            if not self._ticking:
+            if not self._hold:
+                asyncio.get_running_loop().call_soon(self._advance, [message.request_id])
+            if not self._ticking and len(self._open) >= self._hold:
                 self._ticking = True
                 self._later()
         elif isinstance(message, AbortRequests):
@@ -107,8 +115,14 @@ class InstantEngine(EngineClient):
         )
 
 
-def serve(port: int, pause: float) -> None:
-    """Serve the instant engine as `pegainfer serve` would serve another."""
+def give_memory_back(*_: object) -> None:
+    """Collect garbage, and return to the system what the C allocator (glibc's) only keeps for later."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+
+
+def serve(port: int, pause: float, hold: int = 0) -> None:
+    """Serve the instant engine as `pegainfer serve` would serve another. SIGUSR1 gives memory back."""
     import uvicorn
     from pegainfer_core.tokenizer import load_tokenizer
     from pegainfer_server.app import create_app
@@ -117,7 +131,7 @@ def serve(port: int, pause: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_tiny_tokenizer(Path(folder))
         tokenizer = load_tokenizer(Path(folder))
-    engine = InstantEngine(pause)
+    engine = InstantEngine(pause, hold)
     app = create_app(ServerState(client=engine, model_names=(MODEL,), tokenizer=tokenizer))
 
     async def run() -> None:
@@ -127,6 +141,7 @@ def serve(port: int, pause: float) -> None:
 
     import uvloop
 
+    signal.signal(signal.SIGUSR1, give_memory_back)
     uvloop.run(run())
 
 
@@ -167,9 +182,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--serve", type=int, metavar="PORT", help=argparse.SUPPRESS)
     parser.add_argument("--pause", type=float, default=0.0, help=argparse.SUPPRESS)
+    parser.add_argument("--hold", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve is not None:
-        serve(arguments.serve, arguments.pause)
+        serve(arguments.serve, arguments.pause, arguments.hold)
         return
     from pegainfer_server.bench.provenance import provenance
     from pegainfer_server.bench.report import LOAD_COLUMNS, document, finish, show, warnings

@@ -153,6 +153,19 @@ def test_http_layer_over_an_instant_engine(tmp_path: Path) -> None:
     assert str(tmp_path) not in out.read_text()
 
 
+def test_a_thousand_streams_are_neither_lost_nor_mixed_up_and_leave_nothing_behind(tmp_path: Path) -> None:
+    out = tmp_path / "streams.json"
+    last, _ = script("streams.py", "--streams", "1000", "--rounds", "4", "--tokens", "8", "--out", str(out))
+    rounds = last["rounds"]
+    assert [(row["complete"], row["lost"], row["mixed_up"]) for row in rounds] == [(1000, 0, 0)] * 4
+    assert all(set(row["gauges_after"].values()) == {0.0} for row in rounds)
+    used = rounds[0]["rss_end_mib"] - rounds[0]["rss_before_mib"]
+    kept = rounds[-1]["rss_after_mib"] - rounds[0]["rss_after_mib"]  # the first round warms up
+    assert used > 16, "a thousand open streams take memory"
+    assert kept < 4, "a KiB a stream would be 3 MiB"
+    assert str(tmp_path) not in out.read_text()
+
+
 def test_planning_grid_and_its_plot(tmp_path: Path) -> None:
     out = tmp_path / "growth.json"
     last, _ = script("growth.py", "plan", "--running", "1,4", "--contexts", "20", "--steps", "5", "--out", str(out))

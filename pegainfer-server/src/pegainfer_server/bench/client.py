@@ -70,12 +70,16 @@ class HttpClient:
         self._idle: list[_Connection] = []
 
     async def post(self, path: str, body: bytes) -> Exchange:
-        """Send, and return when the answer is complete or the connection failed."""
+        """Send, and return when the answer is complete or the connection failed. Cancelling it closes the connection."""
         exchange = Exchange(time.perf_counter())
         head = f"POST {self._prefix}{path} HTTP/1.1\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
         try:
             connection = self._reusable() or await self._connect()
-            await connection.exchange(exchange, head.encode("ascii") + body)
+            try:
+                await connection.exchange(exchange, head.encode("ascii") + body)
+            except asyncio.CancelledError:
+                connection.close()
+                raise
         except (OSError, httptools.HttpParserError) as error:
             exchange.failure = f"{type(error).__name__}: {error}"
         else:

@@ -77,10 +77,14 @@ def load_figures(engine: str, point: Point, result: LoadResult, *, keep_itl: boo
 
 def error_counts(records: Sequence[RequestRecord]) -> dict[str, int]:
     """How often each kind of error came; errors that differ in numbers only are one kind, shown by its first."""
+    return kinds_of([record.error for record in records if record.error is not None])
+
+
+def kinds_of(errors: Sequence[str]) -> dict[str, int]:
+    """The same for texts."""
     kinds: dict[str, list[str]] = {}
-    for record in records:
-        if record.error is not None:
-            kinds.setdefault(re.sub(r"\d+", "#", record.error), []).append(record.error)
+    for error in errors:
+        kinds.setdefault(re.sub(r"\d+", "#", error), []).append(error)
     return {found[0]: len(found) for found in kinds.values()}
 
 

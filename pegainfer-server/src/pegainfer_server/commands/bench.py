@@ -162,6 +162,63 @@ def prefix(
     finish(document("prefix", provenance("bench prefix", flags), engines=facts, lengths=rows), out)
 
 
+@app.command("soak")
+def soak(
+    context: typer.Context,
+    url: Annotated[str, typer.Option(help="Root of the server; nobody else may use it meanwhile.")],
+    model: Model = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long new requests are sent.")] = 60.0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 16,
+    mix: Annotated[str, typer.Option(metavar="V,I,D", help="Shares of valid, invalid and dropped requests.")] = "6,3,3",
+    max_input: Annotated[int, typer.Option(min=8, help="Longest prompt, in tokens.")] = 256,
+    max_output: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 64,
+    margin: Annotated[
+        float,
+        typer.Option(
+            min=0.0, help="Canary: a change where the best two tokens were this close, in nat, is no failure."
+        ),
+    ] = 0.2,
+    token_ids: TokenIds = "1000:32000",  # type: ignore[assignment]  # the parser reads it
+    seed: Seed = None,
+    api_key: ApiKey = None,
+    out: Out = None,
+) -> None:
+    """Soak a server: valid, invalid and dropped requests at once, and a canary whose greedy answer must not change.
+
+    Afterwards the gauges of running and waiting requests and of KV use must be back where they were. Exit code 1 if anything was wrong.
+    """
+    require_extra()
+    from pegainfer_server.bench import engine_facts
+    from pegainfer_server.bench.provenance import provenance
+    from pegainfer_server.bench.report import document, finish, show
+    from pegainfer_server.bench.soak import SOAK_COLUMNS, Soak
+    from pegainfer_server.bench.soak_requests import RequestMix
+
+    weights = _shares(mix)
+    seed = secrets.randbits(31) if seed is None else seed
+    (endpoint,) = _endpoints(url, model, [], api_key)
+    facts = engine_facts.ask(endpoint)
+    requests = RequestMix(
+        endpoint.model,
+        token_ids,
+        weights=weights,
+        max_input=max_input,
+        max_output=max_output,
+        max_model_len=facts["model"].get("max_model_len"),
+        seed=seed,
+    )
+    canary = [token_ids[7 * k % len(token_ids)] for k in range(16)]
+    figures = Soak(endpoint, requests, canary, margin, seed).run(seconds, concurrency)
+    show("soak", figures["rows"], SOAK_COLUMNS)
+    failures = figures["failures"]
+    content = document(
+        "soak", provenance("bench soak", flags_of(context, seed=seed)), engines={"server": facts}, **figures
+    )
+    finish(content, out, failures)
+    if failures:
+        raise typer.Exit(1)
+
+
 @app.command("plot")
 def plot(
     files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Results of bench serve or bench latency.")],
@@ -224,6 +281,16 @@ def _endpoints(url: str | None, model: str | None, named: list[str], api_key: st
         raise typer.BadParameter(str(error)) from None
     except PegainferError:
         raise
+
+
+def _shares(text: str) -> list[float]:
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        shares = []
+    if len(shares) != 3 or min(shares) < 0 or not 0 < sum(shares) < float("inf"):
+        raise typer.BadParameter(f"--mix takes three numbers of 0 or more, not all 0, got {text!r}")
+    return shares
 
 
 def _integers(text: str, flag: str) -> list[int]:
