@@ -16,7 +16,15 @@ from pegainfer_core.config import EngineConfig
 from pegainfer_core.engine import DeviceLostError, Engine
 from pegainfer_core.errors import EngineDeadError
 from pegainfer_core.kv.cache import KVCache
-from pegainfer_core.messages import AddRequest, EngineInfo, LoadProgress, RequestOutput
+from pegainfer_core.messages import (
+    TO_ENGINE_DECODER,
+    TO_ENGINE_ENCODER,
+    AddRequest,
+    EngineInfo,
+    LoadProgress,
+    RequestOutput,
+    pack_ids,
+)
 from pegainfer_core.plan import StepPlan
 from pegainfer_core.process_client import ProcessClient
 from pegainfer_core.sampling_params import SamplingParams
@@ -64,6 +72,21 @@ async def collect(client: EngineClient, request: AddRequest) -> list[RequestOutp
 
 def endless(request_id: str) -> AddRequest:
     return AddRequest(request_id, PROMPT, SamplingParams(ignore_eos=True, temperature=0.0))
+
+
+def test_ids_cross_the_wire_packed_or_not() -> None:
+    ids = [0, 1, 151_935, 2**32 - 1]
+    for sent in (ids, pack_ids(ids)):
+        request = AddRequest("a", sent, SamplingParams(seed=3), "salt", -1)
+        got = TO_ENGINE_DECODER.decode(TO_ENGINE_ENCODER.encode(request))
+        assert got == AddRequest("a", pack_ids(ids), SamplingParams(seed=3), "salt", -1)
+    sizes = [
+        len(TO_ENGINE_ENCODER.encode(AddRequest("a", pack_ids([100_000] * count), SamplingParams())))
+        for count in (1000, 2000)
+    ]
+    assert sizes[1] - sizes[0] == 4 * 1000
+    with pytest.raises(OverflowError):
+        pack_ids([-1])
 
 
 async def test_it_loads_serves_many_and_goes_idle(client: EngineClient) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections import defaultdict
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from pegainfer_core.engine import Engine
 from pegainfer_core.errors import RequestError
 from pegainfer_core.kv.cache import KVCache
-from pegainfer_core.kv.pages import PagePool, page_hash, root_hash
+from pegainfer_core.kv.pages import PagePool, page_hashes, root_hash
 from pegainfer_core.messages import AddRequest, RequestOutput
 from pegainfer_core.plan import StepPlan
 from pegainfer_core.sampling_params import SamplingParams
@@ -19,6 +20,12 @@ from pegainfer_core.scheduler import Scheduler, SchedulerLimits
 from pegainfer_core.testing.fake_runner import VOCAB_SIZE, FakeRunner, expected_output
 
 EOS = frozenset({7, 8})
+
+
+def page_hash(parent: bytes, token_ids: list[int]) -> bytes:
+    """Of one page that holds just these."""
+    (digest,) = page_hashes(parent, array("I", token_ids), len(token_ids))
+    return digest
 
 
 def make_engine(
@@ -197,7 +204,7 @@ def check_ownership(engine: Engine) -> None:
     for request in scheduler.running:
         assert len(set(request.pages)) == len(request.pages)
         for index, page in enumerate(request.pages):
-            content = (request.cache_salt, request.token_ids[: (index + 1) * size])
+            content = (request.cache_salt, request.token_ids[: (index + 1) * size].tolist())
             if page in holders:
                 assert holders[page] == content and len(content[1]) == (index + 1) * size
             holders[page] = content
@@ -231,7 +238,8 @@ def test_eviction_takes_the_least_recently_used_tail_first() -> None:
             pool.register(page, page_hash(root_hash(salt), [index]))
         pool.release(pages)
     assert pool.allocate(3) == [old[1], old[0], new[1]]
-    assert pool.lookup(page_hash(root_hash("new"), [0])) == new[0]
+    new_0, old_0 = (page_hash(root_hash(salt), [0]) for salt in ("new", "old"))
+    assert pool.find([new_0, old_0, new_0]) == new[:1]
     assert pool.allocate(2) is None and pool.num_free == 1
 
 

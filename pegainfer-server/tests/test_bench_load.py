@@ -94,7 +94,7 @@ def test_closed_loop_keeps_the_concurrency(server: Server) -> None:
     result = run_point(server.endpoint(), point, IDS)
     assert [record.error for record in result.records] == [None] * 10
     assert server.engine.most_open <= 3
-    sent = sorted(request.prompt_ids for request in server.engine.requests)
+    sent = sorted(list(request.prompt_ids) for request in server.engine.requests)
     assert sent == sorted(prompts(point, IDS))
     params = server.engine.requests[0].params
     assert (params.temperature, params.max_tokens, params.ignore_eos) == (0.0, 6, True)

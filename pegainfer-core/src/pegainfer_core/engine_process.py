@@ -23,7 +23,7 @@ from pegainfer_core.config import EngineConfig
 from pegainfer_core.engine import Engine
 from pegainfer_core.engine_loop import run_engine
 from pegainfer_core.logs import LogFormat, configure_logging
-from pegainfer_core.messages import EngineInfo, FromEngine, LoadProgress, ToEngine
+from pegainfer_core.messages import TO_ENGINE_DECODER, EngineInfo, FromEngine, LoadProgress, ToEngine
 from pegainfer_core.preload import import_torch
 from pegainfer_core.startup import start_engine
 
@@ -45,7 +45,6 @@ class SocketChannel:
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
-        self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._encoder = msgspec.msgpack.Encoder()
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
@@ -54,7 +53,7 @@ class SocketChannel:
         flags = 0 if wait else zmq.NOBLOCK
         while True:
             try:
-                messages.append(self._decoder.decode(self._socket.recv(flags)))
+                messages.append(TO_ENGINE_DECODER.decode(self._socket.recv(flags)))
             except zmq.Again:
                 return messages
             flags = zmq.NOBLOCK

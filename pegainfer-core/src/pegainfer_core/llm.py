@@ -195,7 +195,7 @@ class LLM:
         if on_finished is not None:
             on_finished(index)
         return Completion(
-            prompt_ids=request.prompt_ids,
+            prompt_ids=list(request.prompt_ids),
             token_ids=token_ids,
             text=self.tokenizer.decode(token_ids, skip_special_tokens=True),
             finish_reason=last.finish_reason,

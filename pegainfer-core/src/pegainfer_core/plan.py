@@ -22,6 +22,7 @@ class Join:
     seed: int
     """The request's own or the one drawn for it at arrival."""
     prompt_ids: list[int]
+    """Empty unless `params.reads_prompt`."""
     output_ids: list[int]
     """Tokens committed before a preemption; empty at first admission."""
 

@@ -22,7 +22,7 @@ from pegainfer_core.client import EngineClient
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.cpu_settings import engine_settings
 from pegainfer_core.logs import LogFormat
-from pegainfer_core.messages import FromEngine, Shutdown, ToEngine
+from pegainfer_core.messages import TO_ENGINE_ENCODER, FromEngine, Shutdown, ToEngine
 
 if TYPE_CHECKING:
     from pegainfer_core.ipc_folder import IpcFolder
@@ -31,7 +31,6 @@ CLOSE_SECONDS = 10.0
 """How long a closing engine may take before it is killed."""
 
 _DECODER = msgspec.msgpack.Decoder(FromEngine)
-_ENCODER = msgspec.msgpack.Encoder()
 
 
 class ProcessClient(EngineClient):
@@ -65,7 +64,7 @@ class ProcessClient(EngineClient):
     async def start(self) -> None:
         """See EngineClient."""
         await self.spawn()
-        self._send_bytes(_ENCODER.encode(self.config))
+        self._send_bytes(msgspec.msgpack.encode(self.config))
 
     async def spawn(self) -> None:
         """The first part of `start`, for when the config is not final yet: a process that imports what it will need."""
@@ -85,7 +84,7 @@ class ProcessClient(EngineClient):
 
     def send(self, message: ToEngine) -> None:
         """See EngineClient."""
-        self._send_bytes(_ENCODER.encode(message))
+        self._send_bytes(TO_ENGINE_ENCODER.encode(message))
 
     async def close(self) -> None:
         """See EngineClient."""

@@ -6,6 +6,7 @@ prompt, a decode or a resumed one only by how far it has to go.
 
 from __future__ import annotations
 
+from array import array
 from typing import Literal
 
 from pegainfer_core.messages import AddRequest, TokenLogprob
@@ -55,8 +56,8 @@ class Request:
         self.seed = seed
         self.max_tokens = max_tokens
         """Resolved: what the context allows, where the client left it open."""
-        self.token_ids = list(message.prompt_ids)
-        """Known tokens: the prompt and every committed output token."""
+        self.token_ids = array("I", message.prompt_ids)
+        """Known tokens: the prompt and every committed output token. Packed: copied and hashed without a loop."""
         self.num_prompt = len(self.token_ids)
         self.num_computed = 0
         """Positions whose keys and values are written or will be by a launched step."""

@@ -114,6 +114,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the choice depends on which tokens were seen before."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether computing an answer needs the prompt's ids beside the inputs of each step."""
+        return self.penalises or self.prompt_logprobs is not None
+
 
 def _check(ok: bool, name: str, wanted: str, got: object) -> None:
     if not ok:

@@ -10,7 +10,11 @@ import bisect
 import dataclasses
 import random
 import time
+from array import array
 from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
 
 from pegainfer_core.errors import RequestError
 from pegainfer_core.kv.cache import KVCache
@@ -97,7 +101,7 @@ class Scheduler:
             raise RequestError(f"request id {message.request_id!r} is already in use")
         if not prompt_ids:
             raise RequestError("the prompt is empty", param="prompt")
-        if min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
+        if not _are_below(prompt_ids, vocab_size):
             bad = next(token_id for token_id in prompt_ids if not 0 <= token_id < vocab_size)
             raise RequestError(f"token id {bad} is outside the vocabulary (0 to {vocab_size - 1})", param="prompt")
         thinking = params.thinking
@@ -195,7 +199,7 @@ class Scheduler:
             slot=request.slot,
             start=start,
             num_tokens=num_tokens,
-            token_ids=request.token_ids[start:end],
+            token_ids=request.token_ids[start:end].tolist(),
             new_pages=request.pages[request.num_planned_pages :],
             samples=samples,
             output_index=request.num_output + request.num_pending,
@@ -377,13 +381,22 @@ class Scheduler:
         )
 
 
+def _are_below(token_ids: Sequence[int], vocab_size: int) -> bool:
+    try:
+        packed = array("I", token_ids)
+    except OverflowError:  # below 0, or far above
+        return False
+    return int(np.frombuffer(packed, dtype=np.uint32).max()) < vocab_size
+
+
 def _join(request: Request) -> Join:
+    prompt_ids = request.token_ids[: request.num_prompt].tolist() if request.params.reads_prompt else []
     return Join(
         slot=request.slot,
         params=request.params,
         seed=request.seed,
-        prompt_ids=request.token_ids[: request.num_prompt],
-        output_ids=request.token_ids[request.num_prompt :],
+        prompt_ids=prompt_ids,
+        output_ids=request.token_ids[request.num_prompt :].tolist(),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter
-from pegainfer_core.messages import AddRequest
+from pegainfer_core.messages import AddRequest, pack_ids
 from pegainfer_core.tokenizer import Detokenizer, Tokenizer
 from starlette.requests import Request
 from starlette.responses import Response
@@ -58,7 +58,7 @@ def router(state: ServerState, metrics: ServerMetrics) -> APIRouter:
             prompt_logprobs=body.prompt_logprobs,
             grammar=body.grammar(),
         )
-        ids = await encode_chat(body, state.chat_format, tokenizer, info)
+        ids = pack_ids(await encode_chat(body, state.chat_format, tokenizer, info))
         max_tokens = clamp_max_tokens(requested_max_tokens(body, state.default_sampling), len(ids), info)
         further = msgspec.structs.replace(params, prompt_logprobs=None)  # of the prompt they share, once is enough
         response_id = new_id(ChatShape)
@@ -169,7 +169,7 @@ class ChatShape(Shape):
             return {}
         ids: dict[str, Any] = {"token_ids": delta.token_ids}
         if with_prompt_of is not None:
-            ids["prompt_token_ids"] = with_prompt_of.request.prompt_ids
+            ids["prompt_token_ids"] = list(with_prompt_of.request.prompt_ids)
         return ids
 
     def _logprobs(self, delta: TextDelta) -> dict[str, Any] | None:

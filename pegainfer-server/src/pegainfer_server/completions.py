@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from fastapi import APIRouter
-from pegainfer_core.messages import AddRequest, EngineInfo
+from pegainfer_core.messages import AddRequest, EngineInfo, pack_ids
 from pegainfer_core.tokenizer import Detokenizer, Tokenizer
 from starlette.requests import Request
 from starlette.responses import Response
@@ -107,10 +107,11 @@ def _engine_requests(
     requests: list[AddRequest] = []
     for prompt in prompts:
         max_tokens = clamp_max_tokens(wanted, len(prompt.ids), info)
+        ids = pack_ids(prompt.ids)
         for k in range(body.n):
             choice_params = for_choice(params, max_tokens=max_tokens, choice=k)
             request_id = f"{response_id}-{len(requests)}"
-            requests.append(AddRequest(request_id, prompt.ids, choice_params, body.cache_salt, body.queue_priority))
+            requests.append(AddRequest(request_id, ids, choice_params, body.cache_salt, body.queue_priority))
     return requests
 
 
@@ -200,5 +201,5 @@ class CompletionShape(Shape):
         if self._body.return_token_ids:
             data["token_ids"] = delta.token_ids
             if with_prompt_ids:
-                data["prompt_token_ids"] = choice.request.prompt_ids
+                data["prompt_token_ids"] = list(choice.request.prompt_ids)
         return data

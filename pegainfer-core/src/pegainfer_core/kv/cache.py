@@ -6,7 +6,7 @@ positions it has been planned to write, and only pages full of committed, comput
 
 from __future__ import annotations
 
-from pegainfer_core.kv.pages import PagePool, page_hash, root_hash
+from pegainfer_core.kv.pages import PagePool, page_hashes, root_hash
 from pegainfer_core.request import Request
 
 
@@ -31,13 +31,8 @@ class KVCache:
         """Cached pages of the longest known prefix; never the last token, whose logits are needed. Acquires nothing."""
         if not self.prefix_cache or request.wants_prompt_logprobs:
             return []
-        pages: list[int] = []
-        for index in range((request.num_known - 1) // self.page_size):
-            page = self.pool.lookup(self._hash(request, index))
-            if page is None:
-                break
-            pages.append(page)
-        return pages
+        count = (request.num_known - 1) // self.page_size
+        return self.pool.find(self._hashes(request, count))
 
     def attach(self, request: Request, pages: list[int]) -> None:
         """Start a request on matched pages: their tokens count as computed."""
@@ -61,9 +56,12 @@ class KVCache:
         """Register the pages that are now full of written tokens, up to position `num_written`."""
         if not self.prefix_cache:
             return
-        for index in range(request.num_registered_pages, num_written // self.page_size):
-            self.pool.register(request.pages[index], self._hash(request, index))
-            request.num_registered_pages = index + 1
+        first, count = request.num_registered_pages, num_written // self.page_size
+        if count > first:
+            hashes = self._hashes(request, count)
+            for index in range(first, count):
+                self.pool.register(request.pages[index], hashes[index])
+            request.num_registered_pages = count
 
     def free(self, request: Request) -> None:
         """Give back all pages; registered ones stay findable until they are evicted."""
@@ -71,11 +69,11 @@ class KVCache:
         request.pages = []
         request.num_registered_pages = request.num_planned_pages = request.num_computed = 0
 
-    def _hash(self, request: Request, index: int) -> bytes:
-        """Hash of the request's page `index`; committed tokens never change, so it is computed once."""
+    def _hashes(self, request: Request, count: int) -> list[bytes]:
+        """Hashes of the request's first `count` pages; committed tokens never change, so each is computed once."""
         hashes = request.page_hashes
-        while len(hashes) <= index:
-            start = len(hashes) * self.page_size
+        if len(hashes) < count:
             parent = hashes[-1] if hashes else root_hash(request.cache_salt)
-            hashes.append(page_hash(parent, request.token_ids[start : start + self.page_size]))
-        return hashes[index]
+            tokens = request.token_ids[len(hashes) * self.page_size : count * self.page_size]
+            hashes.extend(page_hashes(parent, tokens, self.page_size))
+        return hashes if len(hashes) == count else hashes[:count]

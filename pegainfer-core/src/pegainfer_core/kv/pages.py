@@ -21,9 +21,17 @@ def root_hash(salt: str | None) -> bytes:
     return hashlib.blake2b(b"-" if salt is None else b"+" + salt.encode(), digest_size=16).digest()
 
 
-def page_hash(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """128-bit name of a full page: its tokens at full width, and through `parent` everything before them."""
-    return hashlib.blake2b(parent + array("I", token_ids).tobytes(), digest_size=16).digest()
+def page_hashes(parent: bytes, token_ids: array[int], page_size: int) -> list[bytes]:
+    """128-bit names of full pages in a row: each one's tokens at full width (typecode I), and through `parent` all before them.
+
+    Tokens after the last full page are left out.
+    """
+    data, size = token_ids.tobytes(), page_size * token_ids.itemsize
+    hashes: list[bytes] = []
+    for end in range(size, len(data) + 1, size):
+        parent = hashlib.blake2b(parent + data[end - size : end], digest_size=16).digest()
+        hashes.append(parent)
+    return hashes
 
 
 class PagePool:
@@ -88,9 +96,14 @@ class PagePool:
             self._page_of[digest] = page
             self._hash_of[page] = digest
 
-    def lookup(self, digest: bytes) -> int | None:
-        """The page with this content, if it is still there."""
-        return self._page_of.get(digest)
+    def find(self, digests: Sequence[bytes]) -> list[int]:
+        """The pages with these contents, up to the first that is not there."""
+        pages: list[int] = []
+        for page in map(self._page_of.get, digests):
+            if page is None:
+                break
+            pages.append(page)
+        return pages
 
     def num_unheld(self, pages: Sequence[int]) -> int:
         """How many of `pages` nobody holds: acquiring them costs that many free pages."""

@@ -97,7 +97,9 @@ class FakeEngineClient(EngineClient):
         self.dispatch(self.engine_info)
 
     def send(self, message: ToEngine) -> None:
-        """Take a message; requests are served by later steps."""
+        """Take a message; requests are served by later steps. Tests find their ids as lists, however they were packed."""
+        if isinstance(message, AddRequest):
+            message = msgspec.structs.replace(message, prompt_ids=list(message.prompt_ids))
         self.received.append(message)
         if isinstance(message, AddRequest):
             self._open[message.request_id] = _Open(message, list(self.script(message)))
