@@ -1,7 +1,7 @@
 """The wire between a client and an engine: every message that crosses it, in both directions.
 
-Owns the types, and how ids are packed. They are the same whether the engine is in this process or another one. No dict protocols, no pickle;
-msgspec tags each message with its class name.
+Owns the types, and how ids are packed. They are the same whether the engine is in this process or another one. No dict
+protocols, no pickle; msgspec tags each message with its class name.
 """
 
 from __future__ import annotations
