@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from pegainfer_core.tokenizer import load_tokenizer
+from pegainfer_qwen3.testing import write_tiny_qwen3
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCHMARKS = ROOT / "benchmarks"
@@ -164,6 +165,14 @@ def test_a_thousand_streams_are_neither_lost_nor_mixed_up_and_leave_nothing_behi
     assert used > 16, "a thousand open streams take memory"
     assert kept < 4, "a KiB a stream would be 3 MiB"
     assert str(tmp_path) not in out.read_text()
+
+
+def test_cost_of_structured_output(tmp_path: Path) -> None:
+    model = write_tiny_qwen3(tmp_path / "model")
+    sizes = ("--streams", "2", "--tokens", "4", "--repeats", "1")
+    last, _ = script("structured.py", str(model), *sizes, "--out", str(tmp_path / "out.json"))
+    assert [(row["case"], len(row["rates"]["bound"])) for row in last["points"]] == [("greedy", 1), ("drawn", 1)]
+    assert all(row["ratio"] > 0 for row in last["points"])
 
 
 def test_planning_grid_and_its_plot(tmp_path: Path) -> None:

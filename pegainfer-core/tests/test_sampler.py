@@ -242,3 +242,14 @@ def test_half_precision_logits_are_read_as_float32() -> None:
     got = sample(logits, params)
     assert got.logprobs is not None and got.logprobs.logprob_R.dtype == torch.float32
     assert torch.equal(got.token_ids_N, logits[:, :VOCAB].float().argmax(-1))
+
+
+def test_mask_keeps_the_tokens_whose_bits_are_set() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits_RV = torch.randn(3, 75, generator=generator)
+    words_RW = torch.randint(-(2**31), 2**31 - 1, (3, 3), generator=generator, dtype=torch.int32)
+    masked_RV = sampling.mask_tokens(logits_RV, words_RW)
+    for row, words in enumerate(words_RW.tolist()):
+        for token_id in range(75):
+            kept = words[token_id // 32] >> token_id % 32 & 1
+            assert masked_RV[row, token_id] == (logits_RV[row, token_id] if kept else -torch.inf)

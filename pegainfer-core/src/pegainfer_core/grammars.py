@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import collections
 import json
-import logging
-import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
     from pegainfer_core.tokenizer import Tokenizer
-
-log = logging.getLogger(__name__)
 
 THREADS = 2
 MAX_KEPT = 128
@@ -64,8 +60,10 @@ class Grammars:
         self._compiled: collections.OrderedDict[Key, Future[CompiledGrammar]] = collections.OrderedDict()
         """By last use."""
         self._users: collections.Counter[Key] = collections.Counter()
-        self._asked: queue.SimpleQueue[tuple[Grammar, Future[CompiledGrammar]]] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._asked: collections.deque[tuple[Grammar, Future[CompiledGrammar]]] = collections.deque()
+        self._num_threads = 0
+        self._turn = threading.Lock()
+        """Guards the two above."""
 
     def compile(self, grammar: Grammar) -> Future[CompiledGrammar]:
         """Begin to compile, or find what is compiled. It is kept at least until as many calls of `release`.
@@ -76,8 +74,7 @@ class Grammars:
         future = self._compiled.get(key)
         if future is None:
             future = self._compiled[key] = Future()
-            self._start_threads()
-            self._asked.put((grammar, future))
+            self._hand_over(grammar, future)
         self._compiled.move_to_end(key)
         self._users[key] += 1
         return future
@@ -96,16 +93,21 @@ class Grammars:
         for old in unused[: max(0, len(unused) - MAX_KEPT)]:
             del self._compiled[old]
 
-    def _start_threads(self) -> None:
-        """Daemons: a compilation cannot be interrupted and must not hold the process's exit."""
-        while len(self._threads) < THREADS:
-            thread = threading.Thread(target=self._work, name="pegainfer-grammars", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+    def _hand_over(self, grammar: Grammar, future: Future[CompiledGrammar]) -> None:
+        """To a thread, which ends when there is nothing left: a daemon, because a compilation cannot be interrupted."""
+        with self._turn:
+            self._asked.append((grammar, future))
+            if self._num_threads < THREADS:
+                self._num_threads += 1
+                threading.Thread(target=self._work, name="pegainfer-grammars", daemon=True).start()
 
     def _work(self) -> None:
         while True:
-            grammar, future = self._asked.get()
+            with self._turn:
+                if not self._asked:
+                    self._num_threads -= 1
+                    return
+                grammar, future = self._asked.popleft()
             try:
                 future.set_result(self._compile(grammar))
             except Exception as error:

@@ -161,10 +161,8 @@ class Sampler:
         return Sampled(token_ids_N=token_ids_N, finite_N=finite_N, changed=changed, logprobs=logprobs)
 
     def _choose(self, logits_RV: Tensor, states: Sequence[SlotState], output_indices: Sequence[int]) -> Tensor:
-        """Ids for states that need more than the arg max of their logits."""
+        """Ids for states that need more than the arg max of their logits, which are a copy and may be changed."""
         bounded_RV = logits_RV[:, : self._vocab_size].float()
-        if bounded_RV.data_ptr() == logits_RV.data_ptr():
-            bounded_RV = bounded_RV.clone()
         self._adjust(bounded_RV, states, output_indices)
         token_ids_R = torch.argmax(bounded_RV, dim=-1)
         drawn = [row for row, state in enumerate(states) if not state.params.greedy]
@@ -234,6 +232,9 @@ class Sampler:
         bound = [(row, c) for row, c in enumerate(constraints) if c is not None and c.binds]
         if bound:
             words_RW = to_device(self._masks.words([constraint for _, constraint in bound]), self._device)
+            if len(bound) == len(constraints):
+                logits_RV.copy_(sampling.mask_tokens(logits_RV, words_RW))
+                return
             rows = self._tensor([row for row, _ in bound], np.int64)
             logits_RV[rows] = sampling.mask_tokens(logits_RV[rows], words_RW)
 

@@ -7,6 +7,8 @@ Shape suffixes: R rows, V vocabulary.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -39,10 +41,19 @@ def greedy(logits_NV: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
 
 
 def mask_tokens(logits_RV: Tensor, words_RW: Tensor) -> Tensor:
-    """Logits with -inf where a row's bit is 0: bit i of word w stands for token 32 w + i. `words_RW` int32, of at least V bits."""
-    bits_32 = torch.arange(32, dtype=torch.int32, device=words_RW.device)
-    allowed_RV = ((words_RW[:, :, None] >> bits_32) & 1).flatten(1)[:, : logits_RV.shape[1]]
-    return logits_RV.masked_fill(allowed_RV == 0, -torch.inf)
+    """Logits (float32, without +inf) with -inf where a row's bit is 0: bit i of word w stands for token 32 w + i.
+
+    `words_RW` int32, of at least V bits. A sum with what each byte stands for is the fastest on a CPU.
+    """
+    added = _added_by_byte(words_RW.device).index_select(0, words_RW.view(torch.uint8).flatten().int())
+    return logits_RV + added.view(len(words_RW), -1)[:, : logits_RV.shape[1]]
+
+
+@functools.cache
+def _added_by_byte(device: torch.device) -> Tensor:
+    """For each byte, lowest bit first: 0 where the bit is set, else -inf. Float32 [256, 8]."""
+    bits = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
+    return torch.where(bits == 1, 0.0, -torch.inf).to(device)
 
 
 def row_key(seed: int, output_index: int) -> int:
