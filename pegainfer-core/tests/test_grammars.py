@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -44,6 +45,7 @@ class StuckGrammars(Grammars):
         self.go_on = threading.Event()
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        self._ll_tokenizer()
         assert self.go_on.wait(60)
         return super()._compile(grammar)
 
@@ -170,6 +172,29 @@ def test_too_many_that_wait_are_refused(stuck: StuckGrammars, monkeypatch: pytes
     stuck.go_on.set()
     ended = ends(engine)
     assert ended["second"].rejection == "queue_full" and ended["first"].rejection is None
+
+
+def test_loading_the_vocabulary_does_not_count(tokenizer: Tokenizer) -> None:
+    go_on = threading.Event()
+
+    def load() -> Tokenizer:
+        assert go_on.wait(60)
+        return tokenizer
+
+    grammars = Grammars(load, VOCAB_SIZE, EOS)
+    engine = make_engine(GrammarAdmission(grammars, seconds=0.0))
+    engine.add(add("first", structured.json_object()))
+    assert engine.step().outputs == []
+    go_on.set()
+    assert ends(engine)["first"].finish_reason is not None
+
+
+def test_a_missing_library_is_named(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    engine = make_engine(GrammarAdmission(grammars))
+    engine.add(add("one", structured.json_object()))
+    error = ends(engine)["one"].error
+    assert error is not None and "needs the package llguidance" in error
 
 
 # what is kept

@@ -27,7 +27,7 @@ class GrammarAdmission:
         self._grammars = grammars
         self._seconds = seconds
         self._waiting: dict[str, tuple[AddRequest, Future[CompiledGrammar], float]] = {}
-        """With the time (monotonic) at which the wait is over."""
+        """With the time (monotonic) of its arrival."""
         self._held: dict[str, Grammar] = {}
 
     def __len__(self) -> int:
@@ -44,17 +44,21 @@ class GrammarAdmission:
             raise RequestError(f"{len(self._waiting)} requests wait for their grammars; try again later", "queue_full")
         future = self._grammars.compile(grammar)
         self._held[message.request_id] = grammar
-        self._waiting[message.request_id] = (message, future, time.monotonic() + self._seconds)
+        self._waiting[message.request_id] = (message, future, time.monotonic())
 
     def take(self) -> list[tuple[AddRequest, RequestError | None]]:
         """Requests that wait no longer, in order of arrival, with the reason for those that are refused."""
         done: list[tuple[AddRequest, RequestError | None]] = []
-        now = time.monotonic()
-        for message, future, until in list(self._waiting.values()):
-            if future.done() or now >= until:
+        for message, future, arrived in list(self._waiting.values()):
+            if future.done() or self._too_long(arrived):
                 del self._waiting[message.request_id]
                 done.append((message, self._refusal(message, future)))
         return done
+
+    def _too_long(self, arrived: float) -> bool:
+        """Loading the vocabulary, before the very first grammar, does not count."""
+        loaded = self._grammars.loaded_at
+        return loaded is not None and time.monotonic() - max(arrived, loaded) >= self._seconds
 
     def wait(self, seconds: float) -> None:
         """Block until a grammar is compiled, or for so long."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from decimal import Decimal
@@ -56,6 +57,8 @@ class Grammars:
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._tokenizer: LLTokenizer | None = None
+        self.loaded_at: float | None = None
+        """When the vocabulary was there (monotonic), which the first grammar waits for; None before."""
         self._loading = threading.Lock()
         self._compiled: collections.OrderedDict[Key, Future[CompiledGrammar]] = collections.OrderedDict()
         """By last use."""
@@ -114,13 +117,16 @@ class Grammars:
                 future.set_exception(error)
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
-        from llguidance import LLMatcher, LLParserLimits
-
+        try:
+            from llguidance import LLMatcher, LLParserLimits
+        except ImportError as error:
+            raise ValueError(f"structured output needs the package llguidance here ({error})") from error
+        tokenizer = self._ll_tokenizer()
         try:
             source = _source(grammar)
         except RecursionError:
             raise ValueError("nested too deep") from None
-        matcher = LLMatcher(self._ll_tokenizer(), source, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        matcher = LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(verbose_errors=False))
         if matcher.is_error():
             raise ValueError(_words(matcher.get_error()))
         return CompiledGrammar(matcher)
@@ -129,6 +135,7 @@ class Grammars:
         with self._loading:
             if self._tokenizer is None:
                 self._tokenizer = _make_tokenizer(self._load_tokenizer(), self._vocab_size, self._eos_token_ids)
+                self.loaded_at = time.monotonic()
             return self._tokenizer
 
 
