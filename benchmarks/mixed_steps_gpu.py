@@ -53,7 +53,9 @@ def main() -> None:
             print(f"{decode_rows:4d} rows   " + "  ".join(times), flush=True)
     for row in result["steps"]:
         for name, (count, took) in row.get("traced", {}).get("by_name", {}).items():
-            print(f"  {row['decode_rows']:4d} {row['tokens']:5d} {took:9.1f} us  {count:4.0f} x  {name[:70]}", flush=True)
+            print(
+                f"  {row['decode_rows']:4d} {row['tokens']:5d} {took:9.1f} us  {count:4.0f} x  {name[:70]}", flush=True
+            )
 
 
 if __name__ == "__main__":

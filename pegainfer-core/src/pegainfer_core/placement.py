@@ -32,6 +32,7 @@ class Placement:
     dtype_name: str
     attention_backend: str
     max_prefill_tokens: int
+    spread_prefill: bool
     max_running_requests: int
     run_ahead: bool
     cuda_graphs: bool
@@ -73,6 +74,7 @@ def place(config: EngineConfig, plan: ModelPlan) -> Placement:
         dtype_name=dtype_name,
         attention_backend=backend,
         max_prefill_tokens=config.max_prefill_tokens or (GPU_PREFILL_TOKENS if on_gpu else CPU_PREFILL_TOKENS),
+        spread_prefill=on_gpu,
         max_running_requests=config.max_running_requests or (256 if on_gpu else 32),
         run_ahead=on_gpu if config.run_ahead is None else config.run_ahead,
         cuda_graphs=on_gpu if config.cuda_graphs is None else config.cuda_graphs,

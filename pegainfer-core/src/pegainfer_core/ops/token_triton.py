@@ -92,8 +92,12 @@ def rotate_and_store(
     positions_T: Tensor,
     caches: tuple[Tensor, Tensor],
     write_index_T: Tensor,
+    out_THD: Tensor | None = None,
 ) -> Tensor:
-    """See heads.rotate_and_store. `norms`: weights of queries and keys, and epsilon; `tables`: cos, sin [C, D / 2]."""
+    """See heads.rotate_and_store. `norms`: weights of queries and keys, and epsilon; `tables`: cos, sin [C, D / 2].
+
+    The queries go to `out_THD`, dense, if it is given.
+    """
     k_cache_PSKD, v_cache_PSKD = caches
     tokens, all_heads, head_dim = qkv_TND.shape
     kv_heads = k_cache_PSKD.shape[2]
@@ -102,7 +106,9 @@ def rotate_and_store(
     assert qkv_TND.stride()[1:] == (head_dim, 1) and cos_CN.is_contiguous() and sin_CN.is_contiguous()
     assert k_cache_PSKD.stride() == v_cache_PSKD.stride() and k_cache_PSKD.stride(3) == 1
     assert k_cache_PSKD.stride(0) == k_cache_PSKD.shape[1] * k_cache_PSKD.stride(1), "slots must be evenly spaced"
-    q_THD = torch.empty(tokens, heads, head_dim, dtype=qkv_TND.dtype, device=qkv_TND.device)
+    q_THD = out_THD
+    if q_THD is None:
+        q_THD = torch.empty(tokens, heads, head_dim, dtype=qkv_TND.dtype, device=qkv_TND.device)
     query_weight, key_weight, eps = (q_THD, q_THD, 0.0) if norms is None else norms
     heads_kernel[(tokens, triton.cdiv(all_heads, HEADS_BLOCK))](
         *(qkv_TND, query_weight, key_weight, cos_CN, sin_CN, positions_T, write_index_T),
