@@ -58,30 +58,62 @@ def _join(
     part_ptr,
     lse_ptr,
     out_ptr,
-    source,
+    source_M,
+    valid_M,
     num_parts,
     active,
     HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """The mean of one head's parts, weighted by 2 ** log2-sum. Others wrote them just now: read past the nearest cache."""
+    """The means of the heads' parts, weighted by 2 ** log2-sum. Others wrote them just now: read past the nearest cache."""
+    UNROLL: tl.constexpr = 4
     offset_C = tl.arange(0, BLOCK_C)
     offset_D = tl.arange(0, BLOCK_D)
-    inside_C = offset_C < active
-    lse_C = tl.load(lse_ptr + source * num_parts + offset_C, mask=inside_C, other=float("-inf"), cache_modifier=".cg")
-    top = tl.max(lse_C, 0)
-    weight_C = tl.exp2(lse_C - tl.where(top == float("-inf"), 0.0, top))
-    place_CD = (source * num_parts + offset_C)[:, None] * HEAD_DIM + offset_D[None, :]
-    inside_CD = inside_C[:, None] & (offset_D < HEAD_DIM)[None, :]
-    part_CD = tl.load(part_ptr + place_CD, mask=inside_CD, other=0.0, cache_modifier=".cg")
-    total = tl.sum(weight_C, 0)
-    result_D = tl.sum(part_CD * weight_C[:, None], 0) / tl.where(total == 0.0, 1.0, total)
-    out_place_D = source * HEAD_DIM + offset_D
-    tl.store(out_ptr + out_place_D, result_D.to(out_ptr.dtype.element_ty), mask=offset_D < HEAD_DIM)
+    inside_MC = valid_M[:, None] & (offset_C < active)[None, :]
+    lse_MC = tl.load(
+        lse_ptr + source_M[:, None] * num_parts + offset_C[None, :],
+        mask=inside_MC,
+        other=float("-inf"),
+        cache_modifier=".cg",
+    )
+    top_M = tl.max(lse_MC, 1)
+    top_M = tl.where(top_M == float("-inf"), 0.0, top_M)
+    acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    sum_M = tl.zeros([BLOCK_M], tl.float32)
+    for start in range(0, active, UNROLL):
+        for step in tl.static_range(UNROLL):  # loads of several parts are under way together
+            place_M = source_M * num_parts + start + step
+            there_M = valid_M & (start + step < active)
+            lse_M = tl.load(lse_ptr + place_M, mask=there_M, other=float("-inf"), cache_modifier=".cg")
+            part_MD = tl.load(
+                part_ptr + place_M[:, None] * HEAD_DIM + offset_D[None, :],
+                mask=there_M[:, None] & (offset_D < HEAD_DIM)[None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            weight_M = tl.exp2(lse_M - top_M)
+            acc_MD += part_MD * weight_M[:, None]
+            sum_M += weight_M
+    result_MD = acc_MD / tl.where(sum_M == 0.0, 1.0, sum_M)[:, None]
+    out_place_MD = source_M[:, None] * HEAD_DIM + offset_D[None, :]
+    inside_MD = valid_M[:, None] & (offset_D < HEAD_DIM)[None, :]
+    tl.store(out_ptr + out_place_MD, result_MD.to(out_ptr.dtype.element_ty), mask=inside_MD)
 
 
-@triton.jit(do_not_specialize=["num_parts", "shortest_part", "stride_table"])
+@triton.jit
+def _fetch(ptr, elements, program, LINES: tl.constexpr):
+    """Ask the L2 cache for this program's LINES lines of 128 bytes of a tensor."""
+    LINE: tl.constexpr = 1024 // ptr.dtype.element_ty.primitive_bitwidth
+    place_L = (program.to(tl.int64) * LINES + tl.arange(0, LINES)) * LINE
+    address_L = (ptr + tl.where(place_L < elements, place_L, 0)).to(tl.int64)
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address_L], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit(do_not_specialize=["num_parts", "shortest_part", "stride_table", "next_elements"])
 def decode_kernel(
     qkv_ptr,
     query_weight_ptr,
@@ -107,6 +139,8 @@ def decode_kernel(
     scale_log2,
     num_parts,
     shortest_part,
+    next_ptr,
+    next_elements,
     NORM: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -118,15 +152,22 @@ def decode_kernel(
     PAGE_SIZE: tl.constexpr,
     SPLIT: tl.constexpr,
     IEEE: tl.constexpr,
+    LINES: tl.constexpr,
 ):
     """One kv head's queries of one row over one part of its context, the new token included. Grid (T, K, parts).
 
     Heads of `qkv` lie side by side: queries, keys, values. Writes `out` [T, H, D], and the new key and value to their place. With SPLIT
     parts [T, H, C, D] and their log2-sums [T, H, C] pass through memory; `arrived` [T, K] counts them, and is 0 before and after.
+    With LINES, programs beyond the parts fetch so many lines each of the weight that is read next: few rows leave the memory idle.
     """
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
+    if LINES > 0:  # noqa: SIM102 - what is constant must stand alone
+        if part >= num_parts:
+            extra = ((part - num_parts) * KV_HEADS + kv_head) * tl.num_programs(0) + tl.program_id(0)
+            _fetch(next_ptr, next_elements, extra, LINES)
+            return
     context_len = tl.load(context_lens_ptr + row)
     begin = 0
     active = 1
@@ -201,8 +242,7 @@ def decode_kernel(
             counter = arrived_ptr + row * KV_HEADS + kv_head
             if tl.atomic_add(counter, 1, sem="acq_rel") == active - 1:
                 tl.store(counter, 0)
-                for head in range(GROUP):
-                    _join(
-                        *(part_ptr, lse_ptr, out_ptr, source + head, num_parts, active),
-                        *(HEAD_DIM, BLOCK_D, BLOCK_C),
-                    )
+                _join(
+                    *(part_ptr, lse_ptr, out_ptr, source + offset_M, valid_M, num_parts, active),
+                    *(HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_C),
+                )
