@@ -215,7 +215,6 @@ def test_attention_from_stacked_heads(
         norms=(norms[0].weight, norms[1].weight, EPS) if normed else None,
         tables=(rotary.cos_CN, rotary.sin_CN),
         positions_T=positions_T,
-        then=random(70, 130, dtype=dtype),
     )
     attention = Attention(backend=backend, caches=[batch.caches], metadata=batch.metadata)
     for _ in range(2):  # what a launch leaves behind does not matter to the next

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 DECODE_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 384, 512)
 MIXED_DECODE_ROWS = (0, 8, 32, 64, 128, 256, 512)
 """Coarser beside prompts, whose tokens dominate the step."""
-MIXED_TOKENS = (128, 256, 384, 512, 768, 1024, 1280, 1536, 2048, 3072, 4096, 6144, 8192)
+MIXED_TOKENS = (128, 256, 384, 512, 640, 768, 896, 1024, 1152, 1536, 2048, 3072, 4096, 6144, 8192)
 """Totals of a step with prompts: multiples of 128, the height of a matrix tile, so that none is nearly empty."""
 
 RIDING_TOKENS = 256

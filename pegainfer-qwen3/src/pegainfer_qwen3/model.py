@@ -77,8 +77,7 @@ class Attention(nn.Module):
         """x + attention, [T, E]; x is used up."""
         qkv_TND = norm_linear(x_TE, self.norm, self.qkv_proj.weight).view(len(x_TE), -1, self.head_dim)
         norms = (self.q_norm, self.k_norm)
-        inputs = (qkv_TND, norms, rotary, batch.positions_T, batch.attention, self.layer)
-        attended_THD = rotate_and_attend(*inputs, then=self.o_proj.weight)
+        attended_THD = rotate_and_attend(qkv_TND, norms, rotary, batch.positions_T, batch.attention, self.layer)
         return linear_add(attended_THD.flatten(1), self.o_proj.weight, x_TE)
 
 

@@ -74,8 +74,7 @@ class Attention(nn.Module):
     def forward(self, x_TE: Tensor, batch: ForwardBatch, rotary: RotaryTable) -> Tensor:
         """x + attention, [T, E]; x is used up."""
         qkv_TND = norm_linear(x_TE, self.norm, self.qkv_proj.weight).view(len(x_TE), -1, self.head_dim)
-        inputs = (qkv_TND, None, rotary, batch.positions_T, batch.attention, self.layer)
-        attended_THD = rotate_and_attend(*inputs, then=self.o_proj.weight)
+        attended_THD = rotate_and_attend(qkv_TND, None, rotary, batch.positions_T, batch.attention, self.layer)
         return linear_add(attended_THD.flatten(1), self.o_proj.weight, x_TE)
 
 

@@ -48,8 +48,6 @@ class StackedHeads:
     """Cosines and sines of the rotation, [positions, D / 2]."""
     positions_T: Tensor
     """int64."""
-    then: Tensor | None = None
-    """The weight that is read next: may be fetched into the cache meanwhile."""
 
 
 class AttentionBackend(ABC):

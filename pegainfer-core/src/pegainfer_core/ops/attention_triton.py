@@ -25,8 +25,6 @@ from pegainfer_core.ops.decode_kernels import decode_kernel
 from pegainfer_core.ops.dispatch import launch_options
 
 LOG2_E = 1.4426950408889634
-FETCHED_LINES = 1024
-"""Of 128 bytes, by one program."""
 MOST_ARRIVALS = 1 << 16
 """Decode rows x kv heads that may be split at once."""
 
@@ -88,8 +86,6 @@ class TritonAttention(AttentionBackend):
         # joining costs more with more tokens in a row
         self._prompt_split = split_rule or SplitRule(programs=programs, shortest=512, longest=8192, fewest=6)
         self._side = torch.cuda.Stream(device) if on_gpu else None
-        self.fetching_rows = 8 if on_gpu else 0
-        """Up to so many decode rows the next weight is fetched meanwhile; more keep the memory busy themselves."""
         self._arrived = torch.zeros(MOST_ARRIVALS, dtype=torch.int32, device=device)
         """Parts of decode rows that are done; 0 between launches."""
 
@@ -228,18 +224,14 @@ class TritonAttention(AttentionBackend):
             part = torch.empty(rows, num_heads, parts, head_dim, dtype=torch.float32, device=out_THD.device)
             lse = torch.empty(rows, num_heads, parts, dtype=torch.float32, device=out_THD.device)
         query_weight, key_weight, eps = (qkv_TND, qkv_TND, 0.0) if heads.norms is None else heads.norms
-        following, fetching = qkv_TND, 0
-        if heads.then is not None and rows == len(qkv_TND) and rows <= self.fetching_rows:
-            following = heads.then
-            fetching = _cdiv(following.nbytes, 128 * FETCHED_LINES * rows * kv_heads)
 
         def launch() -> None:
-            decode_kernel[(rows, kv_heads, parts + fetching)](
+            decode_kernel[(rows, kv_heads, parts)](
                 *(qkv_TND, query_weight, key_weight, *heads.tables, heads.positions_T, metadata.write_index_T),
                 *(k_cache_PSKD, v_cache_PSKD, out_THD, part, lse, self._arrived),
                 *(metadata.context_lens_R, metadata.page_table_RP),
                 *(qkv_TND.stride(0), *k_cache_PSKD.stride()[:3], metadata.page_table_RP.stride(0)),
-                *(eps, scale * LOG2_E, parts, shortest, following, following.numel()),
+                *(eps, scale * LOG2_E, parts, shortest),
                 NORM=heads.norms is not None,
                 KV_HEADS=kv_heads,
                 GROUP=group,
@@ -251,7 +243,6 @@ class TritonAttention(AttentionBackend):
                 PAGE_SIZE=page_size,
                 SPLIT=parts > 1,
                 IEEE=qkv_TND.dtype == torch.float32,
-                LINES=FETCHED_LINES if fetching else 0,
                 num_warps=tile.warps,
                 num_stages=tile.stages,
             )

@@ -102,18 +102,7 @@ def _join(
     tl.store(out_ptr + out_place_MD, result_MD.to(out_ptr.dtype.element_ty), mask=inside_MD)
 
 
-@triton.jit
-def _fetch(ptr, elements, program, LINES: tl.constexpr):
-    """Ask the L2 cache for this program's LINES lines of 128 bytes of a tensor."""
-    LINE: tl.constexpr = 1024 // ptr.dtype.element_ty.primitive_bitwidth
-    place_L = (program.to(tl.int64) * LINES + tl.arange(0, LINES)) * LINE
-    address_L = (ptr + tl.where(place_L < elements, place_L, 0)).to(tl.int64)
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address_L], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit(do_not_specialize=["num_parts", "shortest_part", "stride_table", "next_elements"])
+@triton.jit(do_not_specialize=["num_parts", "shortest_part", "stride_table"])
 def decode_kernel(
     qkv_ptr,
     query_weight_ptr,
@@ -139,8 +128,6 @@ def decode_kernel(
     scale_log2,
     num_parts,
     shortest_part,
-    next_ptr,
-    next_elements,
     NORM: tl.constexpr,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -152,22 +139,15 @@ def decode_kernel(
     PAGE_SIZE: tl.constexpr,
     SPLIT: tl.constexpr,
     IEEE: tl.constexpr,
-    LINES: tl.constexpr,
 ):
     """One kv head's queries of one row over one part of its context, the new token included. Grid (T, K, parts).
 
     Heads of `qkv` lie side by side: queries, keys, values. Writes `out` [T, H, D], and the new key and value to their place. With SPLIT
     parts [T, H, C, D] and their log2-sums [T, H, C] pass through memory; `arrived` [T, K] counts them, and is 0 before and after.
-    With LINES, programs beyond the parts fetch so many lines each of the weight that is read next: few rows leave the memory idle.
     """
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
-    if LINES > 0:  # noqa: SIM102 - what is constant must stand alone
-        if part >= num_parts:
-            extra = ((part - num_parts) * KV_HEADS + kv_head) * tl.num_programs(0) + tl.program_id(0)
-            _fetch(next_ptr, next_elements, extra, LINES)
-            return
     context_len = tl.load(context_lens_ptr + row)
     begin = 0
     active = 1

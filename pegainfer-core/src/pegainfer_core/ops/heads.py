@@ -25,12 +25,8 @@ def rotate_and_attend(
     attention: Attention,
     layer: int,
     scale: float | None = None,
-    then: Tensor | None = None,
 ) -> Tensor:
-    """`rotate_and_store`, then causal attention: [T, H, D]. `scale` defaults to D ** -0.5. qkv is used up.
-
-    `then`, the weight that is read next, may be fetched into the cache meanwhile.
-    """
+    """`rotate_and_store`, then causal attention: [T, H, D]. `scale` defaults to D ** -0.5. qkv is used up."""
     same_eps = norms is None or norms[0].eps == norms[1].eps
     if same_eps and attention.backend.takes_heads and use_triton(qkv_TND):
         heads = StackedHeads(
@@ -38,7 +34,6 @@ def rotate_and_attend(
             norms=None if norms is None else (norms[0].weight, norms[1].weight, norms[0].eps),
             tables=(rotary.cos_CN, rotary.sin_CN),
             positions_T=positions_T,
-            then=then,
         )
         return attention.attend_heads(layer, heads, scale)
     return attention.attend(layer, rotate_and_store(qkv_TND, norms, rotary, positions_T, attention, layer), scale)

@@ -117,7 +117,6 @@ def _operation_launches() -> Iterator[tuple[dict[str, Any], Callable[[], object]
         heads = functools.partial(token_triton.rotate_and_store, x[:1, :1536].view(1, 12, 128))
         pages = (batch.caches, batch.metadata.write_index_T)
         backend = attention_triton.TritonAttention(torch.device("cpu"))
-        backend.fetching_rows = 1
         for norms in (None, (x[0], x[0], 1e-6)):
             yield facts, functools.partial(heads, norms, (table, table), positions_T, *pages)
             stacked = StackedHeads(
@@ -125,7 +124,6 @@ def _operation_launches() -> Iterator[tuple[dict[str, Any], Callable[[], object]
                 norms=norms,
                 tables=(table, table),
                 positions_T=positions_T,
-                then=weight,
             )
             yield facts, functools.partial(backend.attend_heads, stacked, *batch.caches, batch.metadata, 0.1)
 
