@@ -85,7 +85,7 @@ class TritonAttention(AttentionBackend):
         self._decode_split = split_rule or SplitRule(programs=programs, shortest=128, longest=8192)
         # joining costs more with more tokens in a row
         self._prompt_split = split_rule or SplitRule(programs=programs, shortest=512, longest=8192, fewest=6)
-        self._side = torch.cuda.Stream(device) if on_gpu else None
+        self._side = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
         self._arrived = torch.zeros(MOST_ARRIVALS, dtype=torch.int32, device=device)
         """Parts of decode rows that are done; 0 between launches."""
 
