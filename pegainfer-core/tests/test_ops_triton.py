@@ -5,7 +5,6 @@ The interpreter's bfloat16 is wrong, so values are checked in float32 and float1
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
 
@@ -81,28 +80,6 @@ def test_linear(shape: tuple[int, int, int], tile: LinearTile, dtype: torch.dtyp
             residual_TO=residual if added else None,
         )
         assert error(found, expected) < LIMITS[dtype], (gated, normed, added)
-
-
-@DTYPES
-@pytest.mark.parametrize("parts", [1, 2, 5])
-@pytest.mark.parametrize("weight_first", [False, True])
-@pytest.mark.parametrize("shape", [(2, 21, 100), (17, 40, 64)], ids=str)
-def test_linear_parts(shape: tuple[int, int, int], weight_first: bool, parts: int, dtype: torch.dtype) -> None:
-    tokens, features, depth = shape
-    x, weight = random(tokens, depth, dtype=dtype), random(features, depth, dtype=dtype, seed=1) * depth**-0.5
-    tile = dataclasses.replace(TILES["matrix"], weight_first=weight_first, parts=parts)
-    found = linear_triton.linear_parts(x, weight, tile)
-    assert found.dtype == (torch.float32 if parts > 1 else dtype)
-    assert error(found.sum(0).to(dtype), x @ weight.T) < LIMITS[dtype]
-
-
-@DTYPES
-def test_norm_of_a_sum_of_parts(dtype: torch.dtype) -> None:
-    parts, residual = random(3, 5, 100, dtype=torch.float32), random(5, 100, dtype=dtype, seed=1)
-    weight = random(100, dtype=dtype, seed=2)
-    found, total = token_triton.add_parts_rms_norm(parts, residual, weight, EPS)
-    assert error(total, (parts.sum(0) + residual).to(dtype)) < LIMITS[dtype]
-    assert error(found, rms_norm(total, weight, EPS)) < LIMITS[dtype]
 
 
 def test_linear_takes_rows_of_a_larger_tensor() -> None:

@@ -22,7 +22,6 @@ from pegainfer_core.ops import token_triton
 from pegainfer_core.ops.attention import AttentionBackend, AttentionMetadata, StackedHeads
 from pegainfer_core.ops.attention_kernels import attend_kernel, merge_kernel, write_kernel
 from pegainfer_core.ops.decode_kernels import decode_kernel
-from pegainfer_core.ops.dispatch import launch_options
 
 LOG2_E = 1.4426950408889634
 MOST_ARRIVALS = 1 << 16
@@ -72,8 +71,6 @@ class TritonAttention(AttentionBackend):
 
     name = "triton"
     takes_heads = True
-    prefetch = True
-    """Programs of decode rows ask for their first keys before the queries are there."""
     side_by_side = True
     """Decode rows, bound by memory, run beside prompts, bound by arithmetic."""
 
@@ -128,7 +125,6 @@ class TritonAttention(AttentionBackend):
             HEAD_DIM=head_dim,
             BLOCK=block,
             num_warps=4 if block <= 4096 else 8,
-            **launch_options(k_TKD.device),
         )
 
     def run(
@@ -275,7 +271,6 @@ class TritonAttention(AttentionBackend):
         parts, shortest = split_rule.parts(busy * kv_heads, metadata.max_context_len)
         block_d = max(16, triton.next_power_of_2(head_dim))
         result, lse = out_THD, out_THD
-        options = launch_options(q_THD.device)
         if parts > 1:
             result = torch.empty(num_tokens, heads, parts, head_dim, dtype=torch.float32, device=out_THD.device)
             lse = torch.empty(num_tokens, heads, parts, dtype=torch.float32, device=out_THD.device)
@@ -305,10 +300,8 @@ class TritonAttention(AttentionBackend):
                 DECODE=decode,
                 SPLIT=parts > 1,
                 IEEE=q_THD.dtype == torch.float32,
-                PREFETCH=self.prefetch,
                 num_warps=tile.warps,
                 num_stages=tile.stages,
-                **options,
             )
             if parts > 1:
                 merge_kernel[(num_tokens, heads)](
@@ -318,7 +311,6 @@ class TritonAttention(AttentionBackend):
                     BLOCK_D=block_d,
                     BLOCK_C=min(triton.next_power_of_2(parts), 32),
                     num_warps=4,
-                    **options,
                 )
 
         return launch

@@ -28,14 +28,10 @@ class LinearTile:
     matrix_units: bool = False
     weight_first: bool = False
     """On the matrix units: the weight is the left operand."""
-    prefetch: int = 0
-    """Lines of 128 bytes of each row of the weight that are asked for before the inputs are there."""
-    parts: int = 1
-    """Into how many the depth is cut, each for programs of its own, where features alone make too few programs."""
 
 
-def _rows(features: int, depth: int, warps: int, stages: int, prefetch: int = 8) -> LinearTile:
-    return LinearTile(features=features, depth=depth, warps=warps, stages=stages, prefetch=prefetch)
+def _rows(features: int, depth: int, warps: int, stages: int) -> LinearTile:
+    return LinearTile(features=features, depth=depth, warps=warps, stages=stages)
 
 
 def _tokens_first(features: int, depth: int, warps: int, stages: int) -> LinearTile:
@@ -105,7 +101,7 @@ _MEASURED = (
         features=range(65536, 524289),
         depth=range(1024, 8193),
         tiles={
-            1: _rows(2, 512, 2, 1, 0),  # 173, 188
+            1: _rows(2, 512, 2, 1),  # 173, 188
             8: _weight_first(16, 512, 1, 3),  # 180, 191
             16: _weight_first(64, 256, 4, 5),  # 184, 192
             32: _weight_first(64, 128, 4, 3),  # 190, 195
