@@ -19,6 +19,8 @@ PLANNING_MODULES = [
     "pegainfer_core.plan",
     "pegainfer_core.request",
     "pegainfer_core.kv.pages",
+    "pegainfer_core.kv.budget",
+    "pegainfer_core.kv.snapshots",
     "pegainfer_core.kv.cache",
     "pegainfer_core.scheduler",
     "pegainfer_core.family",

@@ -48,7 +48,7 @@ def fake_start(fail_when: Callable[[StepPlan], None] | None = None) -> Callable[
         )
         on_progress(LoadProgress("weights", 1, 1))
         engine = Engine(Scheduler(limits, KVCache(5000, 4)), FakeRunner(5000, 4, fail_when))
-        info = EngineInfo("fake", "cpu", "float32", "torch", 19_000, 16, 4, 4, 4999, VOCAB_SIZE, [], 0, 0, [])
+        info = EngineInfo("fake", "cpu", "float32", "torch", 19_000, 16, 4, 4, 4999, VOCAB_SIZE, [], 0, 0, 0, 0, [])
         return engine, info
 
     return start

@@ -65,7 +65,7 @@ def make_engine(path: Path, backend: AttentionBackend, recorder: Recorder | None
     runner = Runner(
         model.eval(),
         caches,
-        StateStorage(resolved.plan, SLOTS, CPU, torch.float32),
+        StateStorage(resolved.plan, SLOTS, 0, CPU, torch.float32),
         backend,
         Sampler(resolved.vocab_size, resolved.eos_token_ids, CPU, grammars),
         num_slots=SLOTS,

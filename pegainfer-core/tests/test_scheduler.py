@@ -13,6 +13,7 @@ from pegainfer_core.engine import Engine
 from pegainfer_core.errors import RequestError
 from pegainfer_core.kv.cache import KVCache
 from pegainfer_core.kv.pages import PagePool, page_hashes, root_hash
+from pegainfer_core.kv.snapshots import SnapshotPool
 from pegainfer_core.messages import AddRequest, RequestOutput
 from pegainfer_core.plan import StepPlan
 from pegainfer_core.sampling_params import SamplingParams
@@ -39,7 +40,10 @@ def make_engine(
     prefix_cache: bool = True,
     run_ahead: bool = False,
     runner: FakeRunner | None = None,
+    num_snapshots: int | None = None,
+    snapshot_stride: int | None = None,
 ) -> Engine:
+    """`num_snapshots` is for models with recurrent state."""
     limits = SchedulerLimits(
         max_model_len=min(max_model_len, (num_pages - 1) * page_size),
         max_prefill_tokens=max_prefill_tokens,
@@ -48,8 +52,11 @@ def make_engine(
         vocab_size=VOCAB_SIZE,
         eos_token_ids=EOS,
     )
-    scheduler = Scheduler(limits, KVCache(num_pages, page_size, prefix_cache))
-    return Engine(scheduler, runner or FakeRunner(num_pages, page_size), run_ahead=run_ahead)
+    recurrent = num_snapshots is not None
+    snapshots = None if num_snapshots is None else SnapshotPool(num_snapshots, 100)
+    cache = KVCache(num_pages, page_size, prefix_cache, snapshots, snapshot_stride or page_size)
+    runner = runner or FakeRunner(num_pages, page_size, recurrent=recurrent)
+    return Engine(Scheduler(limits, cache), runner, run_ahead=run_ahead)
 
 
 class Collector:
@@ -135,8 +142,10 @@ actions = st.lists(
     max_running=st.integers(1, 6),
     prefix_cache=st.booleans(),
     run_ahead=st.booleans(),
+    num_snapshots=st.sampled_from([None, 0, 1, 2, 5, 40]),
+    snapshot_pages=st.sampled_from([1, 1, 2, 4]),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_any_life_gives_the_tokens_of_running_alone(
     actions: list[object],
     num_pages: int,
@@ -145,6 +154,8 @@ def test_any_life_gives_the_tokens_of_running_alone(
     max_running: int,
     prefix_cache: bool,
     run_ahead: bool,
+    num_snapshots: int | None,
+    snapshot_pages: int,
 ) -> None:
     engine = make_engine(
         num_pages=num_pages,
@@ -153,6 +164,8 @@ def test_any_life_gives_the_tokens_of_running_alone(
         max_running=max_running,
         prefix_cache=prefix_cache,
         run_ahead=run_ahead,
+        num_snapshots=num_snapshots,
+        snapshot_stride=snapshot_pages * page_size,
     )
     pool = engine.scheduler.cache.pool
     collector = Collector()
@@ -181,6 +194,7 @@ def test_any_life_gives_the_tokens_of_running_alone(
     assert set(collector.ends) == set(submitted), "every request ends"
     assert pool.num_free == pool.num_usable, "all pages are back"
     assert engine.scheduler.slots.num_free == max_running
+    check_snapshots(engine)
     for request_id, life in submitted.items():
         end = collector.ends[request_id]
         expected = expected_output(life.prompt, life.seed, life.max_tokens, EOS)
@@ -194,6 +208,15 @@ def test_any_life_gives_the_tokens_of_running_alone(
         else:
             limit = engine.scheduler.limits.max_model_len
             assert end.finish_reason == "rejected" and len(life.prompt) + life.max_tokens > limit
+
+
+def check_snapshots(engine: Engine) -> None:
+    """Nothing is reserved any more, and no slot is lost or in two places."""
+    snapshots = engine.scheduler.cache.snapshots
+    if snapshots is not None:
+        pool = snapshots.pool
+        assert not pool._reserved
+        assert sorted([*pool._blank, *pool._slot_of.values()]) == list(range(pool.num_slots))
 
 
 def check_ownership(engine: Engine) -> None:

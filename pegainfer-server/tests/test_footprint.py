@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
-from pegainfer_core import memory
-from pegainfer_core.family import KVGroup, ModelPlan, TensorSpec, WeightRule
-from pegainfer_server.footprint import CPU_KV_CACHE_BYTES, footprint, part_name, readable_bytes
+from pegainfer_core.config import EngineConfig
+from pegainfer_core.family import KVGroup, ModelPlan, StateTensor, TensorSpec, WeightRule
+from pegainfer_core.kv.budget import CPU_KV_CACHE_BYTES
+from pegainfer_server.footprint import footprint, part_name, readable_bytes
 
 
 def rule(parameter: str, *shape: int, tied_to: str | None = None) -> WeightRule:
@@ -50,10 +53,7 @@ def test_weights_by_part_and_the_file_decides_about_ties(present: set[str] | Non
             PLAN,
             "cuda",
             dtype,
-            page_size=16,
-            kv_bytes=None,
-            max_model_len=None,
-            max_running_requests=None,
+            config=EngineConfig(model="m"),
             present=present,
         )
         assert {part.name: part.values for part in result.parts} == parts
@@ -70,17 +70,31 @@ def test_pages_and_the_longest_request(kv_pages: int, max_model_len: int | None,
         PLAN,
         "cpu",
         "float32",
-        page_size=16,
-        kv_bytes=kv_pages * 16 * 4 * PER_TOKEN_VALUES,
-        max_model_len=max_model_len,
-        max_running_requests=None,
+        config=EngineConfig(
+            model="m", kv_cache_memory=kv_pages * 16 * 4 * PER_TOKEN_VALUES or 1, max_model_len=max_model_len
+        ),
         present=None,
     )
     assert (result.pages, result.longest_request) == (pages, longest)
 
 
-def test_the_default_is_the_engines() -> None:
-    assert CPU_KV_CACHE_BYTES == memory.CPU_KV_CACHE_BYTES
+def test_recurrent_states_take_their_share_before_pages_do() -> None:
+    state = (StateTensor(name="conv", shape=(64, 3)), StateTensor(name="recurrent", shape=(2, 512), dtype="float32"))
+    groups = (PLAN.kv_groups[0], KVGroup(kind="state", layers=(1,), state=state))
+    plan = dataclasses.replace(PLAN, max_context=10**6, kv_groups=groups)
+    per_page = 16 * 4 * 2 * (2 * 2 * 8)
+    for config, slots in (
+        (EngineConfig(model="m", max_running_requests=7, state_snapshot_memory=5 * 4864 + 100), 7 + 1 + 5),
+        (EngineConfig(model="m", max_running_requests=7, prefix_cache=False), 7 + 1),
+        (EngineConfig(model="m"), 32 + 1 + 4 * 32),
+        (EngineConfig(model="m", kv_cache_memory=80 * 4864), 29 + 1 + 10),
+    ):
+        result = footprint(plan, "cpu", "float32", config=config, present=None)
+        assert result.state_bytes_per_request == 4 * 64 * 3 + 4 * 2 * 512 == 4864
+        assert result.state_bytes == slots * 4864
+        memory = config.kv_cache_memory or CPU_KV_CACHE_BYTES
+        assert result.pages == (memory - slots * 4864) // per_page - 1
+    assert footprint(plan, "cuda", "bfloat16", config=EngineConfig(model="m"), present=None).state_bytes is None
 
 
 def test_names_of_parts() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pegainfer_core.errors import ConfigError
-from pegainfer_core.messages import EngineStats, StepOutputs
+from pegainfer_core.messages import EngineStats, SnapshotStats, StepOutputs
 from pegainfer_server.histogram import Histogram
 from pegainfer_server.sampling import defaults_from_generation_config
 from prometheus_client.core import HistogramMetricFamily
@@ -168,3 +168,19 @@ def test_sampling_defaults_of_a_checkpoint() -> None:
     for bad in ({"temperature": "hot"}, {"top_p": 2.0}, {"top_k": 1.5}, {"temperature": True}):
         with pytest.raises(ConfigError, match=f"generation_config.json: {next(iter(bad))}"):
             defaults_from_generation_config(bad)
+
+
+async def test_snapshots_of_recurrent_state_where_a_model_has_one(served: Any) -> None:
+    assert not [name for name in await scrape(served) if "snapshot" in name]
+    stats = SnapshotStats(3, 8, 3000, 20, 15, 9, 6)
+    served.engine.dispatch(StepOutputs([], EngineStats(snapshots=stats), 1))
+    found = {name: value for name, value in (await scrape(served)).items() if "snapshot" in name}
+    assert found == {
+        "pegainfer:state_snapshots": 3,
+        "pegainfer:state_snapshot_slots": 8,
+        "pegainfer:state_snapshot_bytes": 3000,
+        "pegainfer:state_snapshot_queries_total": 20,
+        "pegainfer:state_snapshot_hits_total": 15,
+        "pegainfer:state_snapshots_saved_total": 9,
+        "pegainfer:state_snapshots_evicted_total": 6,
+    }

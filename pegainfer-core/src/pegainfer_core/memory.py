@@ -9,6 +9,7 @@ import torch
 
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.errors import ConfigError
+from pegainfer_core.kv.budget import CPU_KV_CACHE_BYTES
 from pegainfer_core.kv.storage import StateStorage, allocate, page_bytes
 from pegainfer_core.model import Model
 from pegainfer_core.ops.attention import AttentionBackend
@@ -19,7 +20,6 @@ from pegainfer_core.runner import Runner
 from pegainfer_core.sampler import Sampler
 from pegainfer_core.sampling_params import SamplingParams
 
-CPU_KV_CACHE_BYTES = 1 << 30
 GPU_GRAPHS_BYTES = 400 << 20
 GPU_MARGIN_BYTES = 150 << 20
 """Kept free for what a profile does not see: fragmentation, the driver's own allocations."""
@@ -40,7 +40,7 @@ def reachable_model_len(resolved: ResolvedModel, placement: Placement) -> int:
     on_gpu = placement.device.type == "cuda"
     budget = config.kv_cache_memory or (placement.total_memory if on_gpu else CPU_KV_CACHE_BYTES)
     per_page = page_bytes(resolved.plan.kv_groups, config.page_size, placement.dtype.itemsize)
-    capacity = (_pages(config, budget, per_page, on_gpu) - 1) * config.page_size
+    capacity = (_pages(config, placement, budget - placement.states.num_bytes, per_page) - 1) * config.page_size
     return fitting_model_len(config, config.max_model_len or resolved.plan.max_context, capacity)
 
 
@@ -66,20 +66,31 @@ def num_pages(
     config = resolved.config
     per_page = page_bytes(resolved.plan.kv_groups, config.page_size, placement.dtype.itemsize)
     on_gpu = placement.device.type == "cuda"
-    measured = (
-        _measure_free(resolved, placement, model, states, backend, max_model_len) if on_gpu else CPU_KV_CACHE_BYTES
-    )
-    num_pages = _pages(config, config.kv_cache_memory or measured, per_page, on_gpu)
-    most = placement.max_running_requests * -(-max_model_len // config.page_size) + 1
+    budget = (config.kv_cache_memory or CPU_KV_CACHE_BYTES) - placement.states.num_bytes
+    if on_gpu:
+        measured = _measure_free(resolved, placement, model, states, backend, max_model_len)
+        if config.kv_cache_memory is None:
+            budget = measured  # the states are there already
+    num_pages = _pages(config, placement, budget, per_page)
+    most = placement.states.max_running_requests * -(-max_model_len // config.page_size) + 1
     return num_pages if config.kv_cache_memory else min(num_pages, most)
 
 
-def _pages(config: EngineConfig, budget: int, per_page: int, on_gpu: bool) -> int:
+def _pages(config: EngineConfig, placement: Placement, budget: int, per_page: int) -> int:
+    """Pages that fit into what is left beside the states."""
     if budget // per_page < 2:
-        measured = on_gpu and config.kv_cache_memory is None
+        measured = placement.device.type == "cuda" and config.kv_cache_memory is None
         hint = "raise --gpu-memory-utilization or lower --max-prefill-tokens" if measured else "raise --kv-cache-memory"
+        states = placement.states
+        taken = ""
+        if states.num_bytes:
+            taken = (
+                f" (recurrent states take {states.num_bytes}: {states.max_running_requests} running requests, padding and "
+                f"{states.num_snapshots} snapshots of {states.bytes_per_slot} each)"
+            )
+            hint += ", or lower --max-running-requests or --state-snapshot-memory"
         raise ConfigError(
-            f"{max(budget, 0)} bytes are left for the KV cache and a page takes {per_page}; at least 2 are needed: {hint}"
+            f"{max(budget, 0)} bytes are left for the KV cache{taken} and a page takes {per_page}; at least 2 are needed: {hint}"
         )
     return budget // per_page
 
@@ -104,7 +115,7 @@ def _measure_free(
     graphs = 0
     if placement.cuda_graphs:
         # Their pool holds a step's tensors once more; then the shared logits, and what the driver takes for the graphs.
-        graphs = peak + placement.max_running_requests * resolved.plan.vocab_size * placement.dtype.itemsize
+        graphs = peak + placement.states.max_running_requests * resolved.plan.vocab_size * placement.dtype.itemsize
         graphs += GPU_GRAPHS_BYTES
     utilization = resolved.config.gpu_memory_utilization
     return int(total * utilization) - (total - free) - peak - graphs - GPU_MARGIN_BYTES
@@ -124,7 +135,7 @@ def _largest_step(
     for keys, values in caches:
         keys.zero_()
         values.zero_()
-    slots = placement.max_running_requests
+    slots = placement.states.max_running_requests
     runner = Runner(
         model,
         caches,

@@ -112,6 +112,20 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """The request's field that was refused, where one is to blame."""
 
 
+class SnapshotStats(msgspec.Struct, frozen=True):
+    """Gauges and running totals of the snapshots of recurrent state."""
+
+    num_held: int
+    num_slots: int
+    bytes_held: int
+    num_lookups: int
+    """Admissions that could have begun from a snapshot."""
+    num_hits: int
+    """Those that did."""
+    num_saved: int
+    num_evicted: int
+
+
 class EngineStats(msgspec.Struct, frozen=True):
     """Gauges and running totals, taken before the outputs of the same message are sent."""
 
@@ -127,6 +141,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Total prompt tokens taken from the prefix cache."""
     generation_tokens: int = 0
     preemptions: int = 0
+    snapshots: SnapshotStats | None = None
+    """Of recurrent state; None for models without, or without a prefix cache."""
 
     @property
     def kv_usage(self) -> float:
@@ -171,6 +187,11 @@ class EngineInfo(msgspec.Struct, frozen=True, tag=True):
     weight_bytes: int
     """The parameters in the engine's type, as loaded; a CPU may pack them into other layouts afterwards."""
     kv_cache_bytes: int
+    """Of the pages."""
+    state_bytes: int
+    """Of the recurrent states of running requests and of snapshots."""
+    num_snapshots: int
+    """Slots for snapshots of recurrent state."""
     timeline: list[tuple[str, float]]
     """(phase, seconds) of the start."""
 

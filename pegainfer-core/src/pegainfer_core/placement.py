@@ -13,6 +13,13 @@ import torch
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.errors import ConfigError
 from pegainfer_core.family import ModelPlan
+from pegainfer_core.kv.budget import (
+    CPU_KV_CACHE_BYTES,
+    CPU_RUNNING_REQUESTS,
+    GPU_RUNNING_REQUESTS,
+    StateBudget,
+    state_budget,
+)
 from pegainfer_core.machine import check_kv_cache_memory, machine_memory
 
 MIN_COMPUTE_CAPABILITY = (8, 0)
@@ -32,8 +39,7 @@ class Placement:
     dtype_name: str
     attention_backend: str
     max_prefill_tokens: int
-    spread_prefill: bool
-    max_running_requests: int
+    states: StateBudget
     run_ahead: bool
     cuda_graphs: bool
     fused_ops: bool
@@ -67,19 +73,35 @@ def place(config: EngineConfig, plan: ModelPlan) -> Placement:
         raise ConfigError("--cuda-graphs needs a CUDA device")
     total_memory = torch.cuda.mem_get_info(device)[1] if on_gpu else machine_memory()
     check_kv_cache_memory(config, total_memory, str(device) if on_gpu else "this machine")
+    dtype: torch.dtype = getattr(torch, dtype_name)
     return Placement(
         device=device,
         total_memory=total_memory,
-        dtype=getattr(torch, dtype_name),
+        dtype=dtype,
         dtype_name=dtype_name,
         attention_backend=backend,
         max_prefill_tokens=config.max_prefill_tokens or (GPU_PREFILL_TOKENS if on_gpu else CPU_PREFILL_TOKENS),
-        spread_prefill=on_gpu,
-        max_running_requests=config.max_running_requests or (256 if on_gpu else 32),
+        states=state_budget(
+            config,
+            plan,
+            dtype.itemsize,
+            memory=_kv_memory(config, plan, dtype.itemsize, total_memory if on_gpu else None),
+            default_running=GPU_RUNNING_REQUESTS if on_gpu else CPU_RUNNING_REQUESTS,
+        ),
         run_ahead=on_gpu if config.run_ahead is None else config.run_ahead,
         cuda_graphs=on_gpu if config.cuda_graphs is None else config.cuda_graphs,
         fused_ops=True if config.fused_ops is None else config.fused_ops,
     )
+
+
+def _kv_memory(config: EngineConfig, plan: ModelPlan, itemsize: int, gpu_memory: int | None) -> int:
+    """About the bytes that pages and states can have; on a GPU before the model is loaded, so that workspace is not known yet."""
+    if config.kv_cache_memory is not None:
+        return config.kv_cache_memory
+    if gpu_memory is None:
+        return CPU_KV_CACHE_BYTES
+    weights = sum(rule.num_values for rule in plan.weight_rules if rule.tied_to is None) * itemsize
+    return int(gpu_memory * config.gpu_memory_utilization) - weights
 
 
 def _check_cuda(device: torch.device) -> torch.device:

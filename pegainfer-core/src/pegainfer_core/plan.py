@@ -25,6 +25,8 @@ class Join:
     """Empty unless `params.reads_prompt`."""
     output_ids: list[int]
     """Tokens committed before a preemption; empty at first admission."""
+    snapshot: int | None = None
+    """Fill the slot's recurrent state from this snapshot before the step."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -44,6 +46,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How many tokens of the request were sampled before (position in its output)."""
     prompt_logprobs: bool = False
     """Whether logprobs of this row's prompt tokens are wanted."""
+    snapshot: int | None = None
+    """Save the slot's recurrent state as this snapshot after the step."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,8 +38,12 @@ class Request:
         "priority",
         "prompt_logprobs",
         "request_id",
+        "restored_from",
+        "rolling_snapshot",
         "seed",
         "slot",
+        "snapshot_end",
+        "snapshot_marks",
         "status",
         "times",
         "token_ids",
@@ -72,6 +76,14 @@ class Request:
         self.num_registered_pages = 0
         self.num_planned_pages = 0
         """Pages the runner was told of."""
+        self.snapshot_marks: list[int] = []
+        """Boundaries at which rows end so that the recurrent state there is saved."""
+        self.snapshot_end = 0
+        """The last boundary whose state was saved, or is known to be."""
+        self.restored_from: int | None = None
+        """The snapshot that the request's slot is filled from when it is admitted."""
+        self.rolling_snapshot: bytes | None = None
+        """Digest of the newest state saved while tokens are generated; it gives way to the next."""
         self.num_cached: int | None = None
         """Prompt tokens found in the prefix cache at first admission, until they were reported."""
         self.wants_prompt_logprobs = message.params.prompt_logprobs is not None

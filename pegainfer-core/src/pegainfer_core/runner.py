@@ -93,8 +93,14 @@ class Runner:
             for join in plan.joins:
                 self._sampling[join.slot] = self._sampler.join(join)
                 self._prompts[join.slot] = join.prompt_ids
+                if join.snapshot is not None:
+                    self._states.restore(join.snapshot, join.slot)
             shape = None if self._graphs is None else self._graphs.shape(plan)
-            return self._run_eager(plan) if shape is None else self._replay(plan, shape)
+            step = self._run_eager(plan) if shape is None else self._replay(plan, shape)
+            for row in plan.rows:  # after the copies of the step's results, which do not wait for these
+                if row.snapshot is not None:
+                    self._states.save(row.slot, row.snapshot)
+            return step
 
     @contextlib.contextmanager
     def _computing(self) -> Iterator[None]:

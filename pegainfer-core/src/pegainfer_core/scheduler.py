@@ -22,7 +22,6 @@ from pegainfer_core.kv.slots import SlotPool
 from pegainfer_core.messages import AddRequest, EngineStats, FinishReason, RequestOutput, TokenLogprob
 from pegainfer_core.plan import Join, Row, RowResult, StepPlan, StepResult
 from pegainfer_core.request import Request
-from pegainfer_core.step_sizes import BACKLOG_STEPS, prompt_tokens_beside
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +30,7 @@ class SchedulerLimits:
 
     max_model_len: int
     max_prefill_tokens: int
-    """Prompt tokens per step, at most. Rows that need a single token do not count: they are always served."""
-    spread_prefill: bool = False
-    """Whether a step with single-token rows takes fewer prompt tokens (step_sizes.py)."""
+    """Prompt tokens per step. Rows that need a single token do not count: they are always served."""
     max_running_requests: int
     max_waiting_requests: int
     vocab_size: int
@@ -161,10 +158,10 @@ class Scheduler:
         """The next step, or None if nothing can run now. Planned tokens count as computed from here on."""
         joins: list[Join] = []
         rows: list[tuple[Request, Row]] = []
+        budget = self.limits.max_prefill_tokens
         for request in list(self.running):
             if request.num_remaining == 1 and self._may_advance(request):
                 self._plan_row(request, 1, rows)
-        budget = self._prefill_budget(len(rows))
         for request in list(self.running):
             if request.num_remaining > 1 and budget and self._may_advance(request):
                 budget -= self._plan_row(request, min(request.num_remaining, budget), rows)
@@ -179,18 +176,6 @@ class Scheduler:
         self._in_flight.append((plan, [(request, request.epoch) for request, _ in rows]))
         return plan
 
-    def _prefill_budget(self, decode_rows: int) -> int:
-        """Prompt tokens of a step with so many single-token rows."""
-        most = self.limits.max_prefill_tokens
-        if not self.limits.spread_prefill:
-            return most
-        backlog = sum(request.num_remaining for request in self.running if request.num_remaining > 1)
-        for request in self.waiting:
-            if backlog >= BACKLOG_STEPS * most:
-                break
-            backlog += request.num_known
-        return prompt_tokens_beside(decode_rows, backlog, most)
-
     def _may_advance(self, request: Request) -> bool:
         """Whether the next token can be planned now."""
         if request.status != "running":
@@ -202,7 +187,8 @@ class Scheduler:
     def _plan_row(self, request: Request, num_tokens: int, rows: list[tuple[Request, Row]]) -> int:
         """Reserve pages, preempting the youngest if the pool is dry, and append the row. Returns the tokens planned."""
         start = request.num_computed
-        end = start + num_tokens
+        end = self.cache.row_end(request, start + num_tokens)
+        num_tokens = end - start
         while self.cache.extend(request, end) is None:
             planned = {id(other) for other, _ in rows}
             victim = max((r for r in self.running if id(r) not in planned), key=lambda r: r.order)
@@ -219,6 +205,7 @@ class Scheduler:
             samples=samples,
             output_index=request.num_output + request.num_pending,
             prompt_logprobs=request.wants_prompt_logprobs,
+            snapshot=self.cache.reserve_snapshot(request, end),
         )
         assert len(row.token_ids) >= num_tokens - 1, "at most the last input is still on the device"
         request.num_planned_pages = len(request.pages)
@@ -233,7 +220,8 @@ class Scheduler:
             return None
         request = self.waiting[0]
         matched = self.cache.match(request)
-        need = self.cache.num_pages_for(request.num_known) - len(matched) + self.cache.pool.num_unheld(matched)
+        pages = matched.pages
+        need = self.cache.num_pages_for(request.num_known) - len(pages) + self.cache.pool.num_unheld(pages)
         promised = sum(max(0, self.cache.num_pages_for(r.num_known) - len(r.pages)) for r in self.running)
         spare = self._watermark if self.running else 0
         if need + promised + spare > self.cache.pool.num_free:
@@ -281,20 +269,25 @@ class Scheduler:
                 output = self._commit_row(request, row, row_result)
                 if output is not None:
                     outputs.append(output)
+            else:
+                self.cache.void(row.snapshot)
         return outputs
 
     def fail(self, plan: StepPlan, message: str) -> list[RequestOutput]:
         """End the requests of a plan whose step raised; nothing it wrote was registered."""
         entry = next(entry for entry in self._in_flight if entry[0] is plan)
         self._in_flight.remove(entry)
+        for row in plan.rows:
+            self.cache.void(row.snapshot)
         return [self._finish(request, "error", error=message) for request, epoch in entry[1] if request.epoch == epoch]
 
     def _commit_row(self, request: Request, row: Row, result: RowResult) -> RequestOutput | None:
         request.num_pending -= row.samples
         if result.error is not None:
+            self.cache.void(row.snapshot)
             return self._finish(request, "error", error=result.error)
         end = row.start + row.num_tokens
-        self.cache.commit(request, end)
+        self.cache.commit(request, end, row.snapshot)
         if end >= request.num_prompt and not request.prefilled:
             assert request.admitted_at is not None
             request.prefilled = True
@@ -393,6 +386,7 @@ class Scheduler:
             cached_tokens=self._cached_tokens,
             generation_tokens=self._generation_tokens,
             preemptions=self._preemptions,
+            snapshots=None if self.cache.snapshots is None else self.cache.snapshots.stats(),
         )
 
 
@@ -412,6 +406,7 @@ def _join(request: Request) -> Join:
         seed=request.seed,
         prompt_ids=prompt_ids,
         output_ids=request.token_ids[request.num_prompt :].tolist(),
+        snapshot=request.restored_from,
     )
 
 

@@ -20,6 +20,7 @@ from pegainfer_core.grammar_admission import GrammarAdmission
 from pegainfer_core.grammars import Grammars
 from pegainfer_core.kernel_cache import use_triton_folder
 from pegainfer_core.kv.cache import KVCache
+from pegainfer_core.kv.snapshots import SnapshotPool
 from pegainfer_core.messages import EngineInfo, LoadProgress
 from pegainfer_core.plugins import Plugins, load_plugins
 from pegainfer_core.preload import read_ahead, wake_device
@@ -74,7 +75,13 @@ def start_engine(
         clock.mark("weights")
         on_progress(LoadProgress("kernels", 0, 0))
         backend = make_attention_backend(placement.attention_backend, placement.device)
-        states = StateStorage(resolved.plan, placement.max_running_requests, placement.device, placement.dtype)
+        states = StateStorage(
+            resolved.plan,
+            placement.states.max_running_requests,
+            placement.states.num_snapshots,
+            placement.device,
+            placement.dtype,
+        )
         pages = num_pages(resolved, placement, model, states, backend, max_model_len)
         clock.mark("kernels")
         return _assemble(
@@ -141,13 +148,19 @@ def _assemble(
     from pegainfer_core.sampler import Sampler
 
     config = resolved.config
-    cache = KVCache(num_pages, config.page_size, config.prefix_cache)
+    budget = placement.states
+    snapshots = SnapshotPool(budget.num_snapshots, budget.bytes_per_slot) if budget.bytes_per_slot else None
+    if budget.bytes_per_slot and config.prefix_cache and not budget.num_snapshots:
+        log.warning(
+            "no prefix is cached: a snapshot of recurrent state takes %d bytes (--state-snapshot-memory)",
+            budget.bytes_per_slot,
+        )
+    cache = KVCache(num_pages, config.page_size, config.prefix_cache, snapshots, budget.stride)
     max_model_len = fitting_model_len(config, max_model_len, cache.num_token_capacity)
     limits = SchedulerLimits(
         max_model_len=max_model_len,
         max_prefill_tokens=placement.max_prefill_tokens,
-        spread_prefill=placement.spread_prefill,
-        max_running_requests=placement.max_running_requests,
+        max_running_requests=budget.max_running_requests,
         max_waiting_requests=config.max_waiting_requests,
         vocab_size=resolved.vocab_size,
         eos_token_ids=resolved.eos_token_ids,
@@ -160,7 +173,7 @@ def _assemble(
         states,
         backend,
         Sampler(resolved.vocab_size, resolved.eos_token_ids, placement.device, grammars),
-        num_slots=placement.max_running_requests,
+        num_slots=budget.max_running_requests,
         max_model_len=max_model_len,
         max_prefill_tokens=placement.max_prefill_tokens,
         page_size=config.page_size,
@@ -190,13 +203,15 @@ def _assemble(
         attention_backend=placement.attention_backend,
         max_model_len=max_model_len,
         max_prefill_tokens=placement.max_prefill_tokens,
-        max_running_requests=placement.max_running_requests,
+        max_running_requests=budget.max_running_requests,
         page_size=config.page_size,
         num_pages=cache.pool.num_usable,
         vocab_size=resolved.vocab_size,
         eos_token_ids=sorted(resolved.eos_token_ids),
         weight_bytes=weight_bytes,
         kv_cache_bytes=num_pages * page_bytes(resolved.plan.kv_groups, config.page_size, placement.dtype.itemsize),
+        state_bytes=budget.num_bytes,
+        num_snapshots=budget.num_snapshots,
         timeline=clock.phases,
     )
     return engine, info

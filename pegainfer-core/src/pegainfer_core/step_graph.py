@@ -150,7 +150,7 @@ def _decode_batch(
     )
     caches = allocate(plan, rows * num_pages + 1, page_size, META, dtype)
     states = States(
-        layers=StateStorage(plan, rows, META, dtype).layers,
+        layers=StateStorage(plan, rows, 0, META, dtype).layers,
         slots_R=torch.empty_like(ids),
         fresh_R=counts[:rows],
         query_start_R1=counts,

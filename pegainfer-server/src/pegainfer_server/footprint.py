@@ -9,14 +9,11 @@ import dataclasses
 from collections.abc import Collection
 from typing import Literal
 
+from pegainfer_core.config import EngineConfig
 from pegainfer_core.family import ModelPlan, WeightRule
+from pegainfer_core.kv.budget import CPU_KV_CACHE_BYTES, CPU_RUNNING_REQUESTS, GPU_RUNNING_REQUESTS, state_budget
 
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
-CPU_KV_CACHE_BYTES = 2**30
-"""What an engine on a CPU takes unless told otherwise; core's own constant is beside torch, and a test compares the two."""
-CPU_RUNNING_REQUESTS = 32
-"""What `EngineConfig.max_running_requests` says of its default on a CPU."""
-
 PADDING_PAGES = 1
 """Pages of the pool that hold no request's tokens."""
 
@@ -42,7 +39,11 @@ class Footprint:
     weight_bytes: int
     kv_bytes_per_token: int
     kv_bytes: int | None
-    """Of the KV cache; None: measured at start."""
+    """Of the KV cache's pages; None: measured at start."""
+    state_bytes_per_request: int
+    """Of recurrent state; 0 for models without."""
+    state_bytes: int | None
+    """Of all recurrent states and snapshots of them; None: decided at start."""
     pages: int | None
     longest_request: int | None
     """Tokens of prompt and output that one request may have: what context and pages allow. None with `kv_bytes`."""
@@ -53,13 +54,13 @@ def footprint(
     device: Device,
     dtype: str,
     *,
-    page_size: int,
-    kv_bytes: int | None,
-    max_model_len: int | None,
-    max_running_requests: int | None,
+    config: EngineConfig,
     present: Collection[str] | None,
 ) -> Footprint:
-    """The footprint in `dtype`. `present` are the tensors of the checkpoint, None if unknown (then ties are believed)."""
+    """The footprint in `dtype`. `present` are the tensors of the checkpoint, None if unknown (then ties are believed).
+
+    Raises ConfigError for flags that the model cannot honour.
+    """
     width = BYTES_PER_VALUE[dtype]
     values: dict[str, int] = {}
     for rule in plan.weight_rules:
@@ -68,13 +69,15 @@ def footprint(
             values[name] = values.get(name, 0) + rule.num_values
     parts = tuple(Part(name=name, values=count, bytes=count * width) for name, count in values.items())
     per_token = width * sum(group.values_per_token * len(group.layers) for group in plan.kv_groups)
-    context = min(plan.max_context, max_model_len or plan.max_context)
-    page_bytes = per_token * page_size
-    if (
-        kv_bytes is None and device == "cpu"
-    ):  # as much as all running requests could fill, and never more than the limit
-        most = (max_running_requests or CPU_RUNNING_REQUESTS) * -(-context // page_size) + PADDING_PAGES
-        kv_bytes = min(CPU_KV_CACHE_BYTES, most * page_bytes)
+    context = min(plan.max_context, config.max_model_len or plan.max_context)
+    page_bytes = per_token * config.page_size
+    memory = config.kv_cache_memory or (CPU_KV_CACHE_BYTES if device == "cpu" else None)
+    default_running = CPU_RUNNING_REQUESTS if device == "cpu" else GPU_RUNNING_REQUESTS
+    states = state_budget(config, plan, width, memory=memory or 0, default_running=default_running)
+    kv_bytes = None if memory is None else max(0, memory - states.num_bytes)
+    if kv_bytes is not None and config.kv_cache_memory is None:  # no more than all running requests could fill
+        most = states.max_running_requests * -(-context // config.page_size) + PADDING_PAGES
+        kv_bytes = min(kv_bytes, most * page_bytes)
     pages = None if kv_bytes is None else max(0, kv_bytes // page_bytes - PADDING_PAGES)
     return Footprint(
         device=device,
@@ -83,8 +86,10 @@ def footprint(
         weight_bytes=sum(part.bytes for part in parts),
         kv_bytes_per_token=per_token,
         kv_bytes=kv_bytes,
+        state_bytes_per_request=states.bytes_per_slot,
+        state_bytes=None if memory is None else states.num_bytes,
         pages=pages,
-        longest_request=None if pages is None else min(context, pages * page_size),
+        longest_request=None if pages is None else min(context, pages * config.page_size),
     )
 
 

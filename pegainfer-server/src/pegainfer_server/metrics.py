@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from pegainfer_core.messages import AddRequest, RequestOutput, StepOutputs
+from pegainfer_core.messages import AddRequest, RequestOutput, SnapshotStats, StepOutputs
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -179,12 +179,37 @@ class ServerMetrics(Collector):
                 ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prompt_tokens),
                 ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.cached_tokens),
             ]
+        yield from self._snapshot_families(labels, stats.snapshots)
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=ENGINE_LABELS)
             gauge.add_metric(labels, value)
             yield gauge
         for name, text, value in counters:
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=ENGINE_LABELS)
+            counter.add_metric(labels, value)
+            yield counter
+
+    def _snapshot_families(self, labels: tuple[str, str], stats: SnapshotStats | None) -> Iterator[Metric]:
+        """Of models with recurrent state: a prefix is cached where its pages and a snapshot of the state are."""
+        if stats is None:
+            return
+        gauges = [
+            ("state_snapshots", "Snapshots of recurrent state that are held.", stats.num_held),
+            ("state_snapshot_slots", "Snapshots of recurrent state that fit.", stats.num_slots),
+            ("state_snapshot_bytes", "Bytes of the snapshots that are held.", stats.bytes_held),
+        ]
+        counters = [
+            ("state_snapshot_queries", "Admissions that looked for a snapshot.", stats.num_lookups),
+            ("state_snapshot_hits", "Admissions that began from a snapshot.", stats.num_hits),
+            ("state_snapshots_saved", "Snapshots taken.", stats.num_saved),
+            ("state_snapshots_evicted", "Snapshots that gave way to others.", stats.num_evicted),
+        ]
+        for name, text, value in gauges:
+            gauge = GaugeMetricFamily(f"pegainfer:{name}", text, labels=ENGINE_LABELS)
+            gauge.add_metric(labels, value)
+            yield gauge
+        for name, text, value in counters:
+            counter = CounterMetricFamily(f"pegainfer:{name}", text, labels=ENGINE_LABELS)
             counter.add_metric(labels, value)
             yield counter
 

@@ -19,11 +19,6 @@ def page_bytes(groups: Sequence[KVGroup], page_size: int, itemsize: int) -> int:
     return sum(group.values_per_token * len(group.layers) for group in groups) * page_size * itemsize
 
 
-def slot_bytes(groups: Sequence[KVGroup], itemsize: int) -> int:
-    """Bytes of recurrent state that one request takes over all layers; 0 for models without."""
-    return sum(group.bytes_per_slot(itemsize) for group in groups)
-
-
 def allocate(
     plan: ModelPlan, num_pages: int, page_size: int, device: torch.device, dtype: torch.dtype
 ) -> list[tuple[Tensor, Tensor]]:
@@ -40,19 +35,37 @@ def allocate(
 
 
 class StateStorage:
-    """The recurrent states of `num_slots` requests and a slot of padding, left as found: a row that begins from zero reads nothing."""
+    """The recurrent states of `num_slots` requests, of padding, and snapshots. Left as found: a row that begins from zero reads nothing."""
 
-    def __init__(self, plan: ModelPlan, num_slots: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, plan: ModelPlan, num_slots: int, num_snapshots: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
         self.layers: list[tuple[Tensor, ...]] = [()] * plan.num_layers
-        """As `States.layers` describes."""
+        """As `States.layers` describes; the slot after the last one is padding."""
+        self._pools: list[Tensor] = []
+        """For each tensor of each group, [layers, slots, padding and snapshots, *shape]."""
+        self._first_snapshot = num_slots + 1
         for group in plan.kv_groups:
             pools = [
                 torch.empty(
-                    (len(group.layers), num_slots + 1, *tensor.shape),
+                    (len(group.layers), self._first_snapshot + num_snapshots, *tensor.shape),
                     dtype=torch.float32 if tensor.dtype == "float32" else dtype,
                     device=device,
                 )
                 for tensor in group.state
             ]
+            self._pools += pools
             for index, layer in enumerate(group.layers):
-                self.layers[layer] = tuple(pool[index] for pool in pools)
+                self.layers[layer] = tuple(pool[index, : self._first_snapshot] for pool in pools)
+
+    def save(self, slot: int, snapshot: int) -> None:
+        """Copy a slot's state to a snapshot, behind what the device was given before."""
+        self._copy(slot, self._first_snapshot + snapshot)
+
+    def restore(self, snapshot: int, slot: int) -> None:
+        """Copy a snapshot to a slot's state, behind what the device was given before."""
+        self._copy(self._first_snapshot + snapshot, slot)
+
+    def _copy(self, source: int, target: int) -> None:
+        for pool in self._pools:
+            pool[:, target].copy_(pool[:, source])

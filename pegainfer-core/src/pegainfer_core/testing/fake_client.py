@@ -61,6 +61,8 @@ def fake_info(vocab_size: int, eos_token_ids: Sequence[int] = (0,), max_model_le
         eos_token_ids=list(eos_token_ids),
         weight_bytes=0,
         kv_cache_bytes=0,
+        state_bytes=0,
+        num_snapshots=0,
         timeline=[],
     )
 

@@ -1,7 +1,9 @@
 """A runner without tensors that still computes something only a correct scheduler can get right.
 
 Its "KV cache" stores (position, token) per page entry, and the next token is a hash of the whole context as read back through the page
-table. So a page shared wrongly, freed too early, written twice or read past its end changes tokens or trips an assertion.
+table. So a page shared wrongly, freed too early, written twice or read past its end changes tokens or trips an assertion. Each slot may
+have a "recurrent state" too, a hash of the tokens that went into it, which is never cleared: the state of another slot, of an earlier
+request, of another boundary, or a snapshot that is not what it should be, changes the tokens.
 """
 
 from __future__ import annotations
@@ -32,15 +34,33 @@ def expected_output(prompt_ids: Sequence[int], seed: int, max_tokens: int, stop_
     return context[len(prompt_ids) :]
 
 
+def fold(state: bytes, token_ids: Sequence[int]) -> bytes:
+    """The state after these tokens, one at a time, so that chunks do not show."""
+    for token_id in token_ids:
+        state = hashlib.blake2b(state + token_id.to_bytes(8, "little"), digest_size=8).digest()
+    return state
+
+
 class FakeRunner:
     """See the module docstring. `fail_when(plan)` may raise to simulate a failing step."""
 
-    def __init__(self, num_pages: int, page_size: int, fail_when: Callable[[StepPlan], None] | None = None) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        fail_when: Callable[[StepPlan], None] | None = None,
+        *,
+        recurrent: bool = False,
+    ) -> None:
+        """`recurrent`: tokens depend on the state in the request's slot too."""
         self.page_size = page_size
         self._cells: list[tuple[int, int] | None] = [None] * (num_pages * page_size)
         self._tables: dict[int, list[int]] = {}
         self._joins: dict[int, Join] = {}
         self._last_token: dict[int, int] = {}
+        self._recurrent = recurrent
+        self._states: dict[int, bytes] = {}
+        self._snapshots: dict[int, bytes] = {}
         self._fail_when = fail_when
 
     def launch(self, plan: StepPlan) -> FakeStep:
@@ -50,10 +70,16 @@ class FakeRunner:
         for join in plan.joins:
             self._joins[join.slot] = join
             self._tables[join.slot] = []
+            if join.snapshot is not None:
+                self._states[join.slot] = self._snapshots[join.snapshot]
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "one row per slot"
         for row in plan.rows:
             self._write(row)
-        return FakeStep(StepResult(rows=[self._sample(row) for row in plan.rows]))
+        results = [self._sample(row) for row in plan.rows]
+        for row in plan.rows:
+            if row.snapshot is not None:
+                self._snapshots[row.snapshot] = self._states[row.slot]
+        return FakeStep(StepResult(rows=results))
 
     def prepare_more(self) -> bool:
         """Nothing to prepare."""
@@ -67,6 +93,8 @@ class FakeRunner:
         token_ids = list(row.token_ids)
         if len(token_ids) < row.num_tokens:
             token_ids.append(self._last_token[row.slot])
+        if self._recurrent:
+            self._states[row.slot] = fold(b"" if row.start == 0 else self._states[row.slot], token_ids)
         for position, token_id in zip(range(row.start, end), token_ids, strict=True):
             page = table[position // self.page_size]
             assert page != 0, "the padding page is never written"
@@ -86,6 +114,8 @@ class FakeRunner:
             prompt_logprobs = [(token_id, -1.0, 1, [(token_id, -1.0)]) for token_id in targets]
         if not row.samples:
             return RowResult(token_id=None, prompt_logprobs=prompt_logprobs)
+        if self._recurrent and self._states[row.slot] != fold(b"", context):
+            context.append(-1)  # another token than the right one
         token_id = next_token(context, join.seed, row.output_index)
         self._last_token[row.slot] = token_id
         logprob = None if join.params.logprobs is None else (-1.0, 1, [(token_id, -1.0)])

@@ -50,7 +50,7 @@ class PagedModel:
         self.num_bytes = load_weights(self.model, self.plan, path, self.device, dtype)
         self._backend = make_attention_backend(backend, self.device)
         self._caches = allocate(self.plan, num_pages, page_size, self.device, dtype)
-        self._states = StateStorage(self.plan, NUM_SLOTS, self.device, dtype)
+        self._states = StateStorage(self.plan, NUM_SLOTS, 0, self.device, dtype)
         for tensor in itertools.chain(*self._caches, *self._states.layers):
             tensor.fill_(float("nan"))
         order = torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(5)) + 1

@@ -84,17 +84,7 @@ def make_report(config: EngineConfig, resolved: ResolvedModel, present: Collecti
     """What the model would take; `present` are the tensors in its files, None if there are none."""
     plan = resolved.plan
     footprints = [
-        footprint(
-            plan,
-            device,
-            dtype,
-            page_size=config.page_size,
-            kv_bytes=config.kv_cache_memory,
-            max_model_len=config.max_model_len,
-            max_running_requests=config.max_running_requests,
-            present=present,
-        )
-        for device, dtype in targets(config, plan)
+        footprint(plan, device, dtype, config=config, present=present) for device, dtype in targets(config, plan)
     ]
     return Report(
         model=config.model,
@@ -140,6 +130,10 @@ def targets(config: EngineConfig, plan: ModelPlan) -> list[tuple[Device, str]]:
     return [(device, automatic[device] if config.dtype == "auto" else config.dtype) for device in devices]
 
 
+def _at_start(count: int | None) -> str:
+    return "measured at start" if count is None else readable_bytes(count)
+
+
 def _print(report: Report) -> None:
     from rich import box
     from rich.console import Console
@@ -154,8 +148,10 @@ def _print(report: Report) -> None:
     )
     for group in report.kv_groups:
         window = f", window {group['window']}" if group["window"] else ""
-        heads = f"{group['num_kv_heads']} heads of {group['head_dim']}"
-        rows[f"KV {group['kind']}"] = f"{len(group['layers'])} layers, {heads}{window}"
+        held = f"{group['num_kv_heads']} heads of {group['head_dim']}"
+        if group["state"]:
+            held = ", ".join(f"{tensor['name']} {'x'.join(map(str, tensor['shape']))}" for tensor in group["state"])
+        rows[f"KV {group['kind']}"] = f"{len(group['layers'])} layers, {held}{window}"
     for name, text in rows.items():
         facts.add_row(name, text)
     console.print(facts)
@@ -169,7 +165,11 @@ def _print(report: Report) -> None:
     table.add_row("weights", *(readable_bytes(target.weight_bytes) for target in report.footprints))
     table.add_row("KV cache per token", *(readable_bytes(target.kv_bytes_per_token) for target in report.footprints))
     kv_bytes = [target.kv_bytes for target in report.footprints]
-    table.add_row("KV cache", *("measured at start" if count is None else readable_bytes(count) for count in kv_bytes))
+    table.add_row("KV cache", *(_at_start(count) for count in kv_bytes))
+    if any(target.state_bytes_per_request for target in report.footprints):
+        per_request = [readable_bytes(target.state_bytes_per_request) for target in report.footprints]
+        table.add_row("recurrent state per request", *per_request)
+        table.add_row("recurrent states", *(_at_start(target.state_bytes) for target in report.footprints))
     table.add_section()
     pages = [target.pages for target in report.footprints]
     table.add_row(f"pages of {report.page_size} tokens", *("-" if count is None else str(count) for count in pages))
