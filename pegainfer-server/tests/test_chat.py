@@ -50,6 +50,8 @@ async def test_history_with_tool_calls_reaches_the_template_untouched(served: An
     seen: list[Any] = []
 
     class Recorder:
+        syntax = None
+
         def render(self, messages: Any, **options: Any) -> str:
             seen.append((messages, options))
             return "prompt"
@@ -71,6 +73,7 @@ async def test_history_with_tool_calls_reaches_the_template_untouched(served: An
     ((given, options),) = seen
     assert given == messages
     assert options == {
+        "tools": None,
         "add_generation_prompt": True,
         "continue_final_message": False,
         "template_kwargs": {"enable_thinking": False},

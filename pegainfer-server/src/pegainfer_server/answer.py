@@ -124,11 +124,12 @@ class Answer:
                     template = templates[choice.index] = self._template(choice)
                     opening = self._shape.opening(choice)
                     chunk = b"" if opening is None else self._event(opening, options)
-                if fast and delta.finish_reason is None:
-                    chunk += template.with_text(delta.text)
+                if fast and delta.finish_reason is None and delta.is_text:
+                    chunk += template.with_text(delta.text) if delta.text else b""
                 else:
                     chunk += b"".join(self._event(item, options) for item in self._shape.chunks(choice, delta))
-                yield chunk
+                if chunk:
+                    yield chunk
         if options.include_usage:
             yield event({**self._head, "choices": [], "usage": usage(self._choices)})
         yield DONE
@@ -153,4 +154,6 @@ def _joined(deltas: Sequence[TextDelta]) -> TextDelta:
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         num_tokens=last.num_tokens,
+        events=None if last.events is None else [event for delta in deltas for event in delta.events or ()],
+        num_reasoning_tokens=last.num_reasoning_tokens,
     )

@@ -1,11 +1,17 @@
-"""Messages to prompt ids, through the checkpoint's chat template; shared by chat completions and /tokenize.
+"""Messages to prompt ids, through the checkpoint's chat template; shared by the chat routes and /tokenize.
 
 Owns the rules about how a prompt may end. Rendering itself is `pegainfer_core.chat`'s.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from pegainfer_core.chat import ChatFormat, NoChatTemplateError
+from pegainfer_core.chat_history import count_calls
+from pegainfer_core.chat_syntax import Start, start_after
 from pegainfer_core.messages import EngineInfo
 from pegainfer_core.tokenizer import Tokenizer
 
@@ -16,10 +22,25 @@ from pegainfer_server.prompts import off_loop
 from pegainfer_server.protocol import ChatBody, TokenizeBody
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered dialogue."""
+
+    ids: list[int]
+    start: Start
+    """Where it leaves the model: thinking, answering or free to choose."""
+    num_calls: int
+    """Tool calls in the dialogue."""
+
+
 async def encode_chat(
-    body: ChatBody | TokenizeBody, chat_format: ChatFormat | None, tokenizer: Tokenizer, info: EngineInfo
-) -> list[int]:
-    """Prompt ids of `body.messages`.
+    body: ChatBody | TokenizeBody,
+    chat_format: ChatFormat | None,
+    tokenizer: Tokenizer,
+    info: EngineInfo,
+    tools: Sequence[Mapping[str, Any]] | None,
+) -> ChatPrompt:
+    """The prompt of `body.messages`; `tools`: what the template shows of them.
 
     Raises ApiError, or RequestError where the template refuses the messages or they are far longer than the context.
     """
@@ -30,32 +51,39 @@ async def encode_chat(
     messages = await off_loop(body.num_bytes // BYTES_READ_PER_CHARACTER, lambda: read_messages(body.messages))
     add_generation_prompt = body.add_generation_prompt
     if body.continue_final_message:
-        if add_generation_prompt:
-            raise bad_request(
-                "continue_final_message: excludes add_generation_prompt", "continue_final_message", "invalid_value"
-            )
-        if messages[-1]["role"] != "assistant":
-            raise bad_request(
-                "continue_final_message: the last message must be the assistant's",
-                "continue_final_message",
-                "invalid_value",
-            )
+        _check_continued(messages, add_generation_prompt)
         add_generation_prompt = False
 
-    def encode() -> list[int]:
+    def encode() -> ChatPrompt:
         rendered = chat_format.render(
             messages,
+            tools=tools,
             add_generation_prompt=True if add_generation_prompt is None else add_generation_prompt,
             continue_final_message=body.continue_final_message,
             template_kwargs=body.chat_template_kwargs,
         )
         tokenizer.check_length(rendered, info.max_model_len, "messages")
-        return chat_format.encode(rendered)
+        syntax, continued = chat_format.syntax, messages[-1]["content"] if body.continue_final_message else None
+        start: Start = "answer" if syntax is None else start_after(syntax, rendered, continued)
+        return ChatPrompt(chat_format.encode(rendered), start, count_calls(messages))
 
     try:
-        ids = await off_loop(body.num_bytes, encode)
+        prompt = await off_loop(body.num_bytes, encode)
     except NoChatTemplateError as error:
         raise bad_request(f"messages: {error}; use /v1/completions", "messages", "unsupported_field") from None
-    if not ids:
+    if not prompt.ids:
         raise bad_request("messages: the rendered prompt is empty", "messages", "invalid_value")
-    return ids
+    return prompt
+
+
+def _check_continued(messages: list[dict[str, Any]], add_generation_prompt: bool | None) -> None:
+    if add_generation_prompt:
+        raise bad_request(
+            "continue_final_message: excludes add_generation_prompt", "continue_final_message", "invalid_value"
+        )
+    if messages[-1]["role"] != "assistant":
+        raise bad_request(
+            "continue_final_message: the last message must be the assistant's",
+            "continue_final_message",
+            "invalid_value",
+        )

@@ -10,16 +10,24 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from pegainfer_core.client import EngineClient
 from pegainfer_core.messages import AbortRequests, AddRequest, RequestOutput, TokenLogprob
 
 from pegainfer_server.http_errors import ApiError, rejected
 from pegainfer_server.metrics import RequestRecord
-from pegainfer_server.text_stream import TextDelta, TextStream
+from pegainfer_server.text_stream import TextDelta
 
 log = logging.getLogger(__name__)
+
+
+class OutputReader(Protocol):
+    """What turns a choice's outputs into deltas: a TextStream or an AnswerStream."""
+
+    def push(self, output: RequestOutput) -> TextDelta:
+        """What `output` adds."""
+        ...
 
 
 class Choice:
@@ -30,7 +38,7 @@ class Choice:
         index: int,
         prompt_index: int,
         request: AddRequest,
-        text: TextStream,
+        reader: OutputReader,
         begin_record: Callable[[], RequestRecord],
         caller: Mapping[str, Any],
     ) -> None:
@@ -41,10 +49,11 @@ class Choice:
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.cached_tokens = 0
         self.completion_tokens = 0
+        self.reasoning_tokens = 0
         self.timed_out = False
         """Set before the abort that ends a request whose time is up."""
         self._caller = "".join(f", {name} {value!r}" for name, value in caller.items())
-        self._text = text
+        self._reader = reader
         self._begin_record = begin_record
 
     @property
@@ -102,8 +111,9 @@ class Choice:
             self.cached_tokens = output.num_cached_tokens
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
-        delta = self._text.push(output)
+        delta = self._reader.push(output)
         self.completion_tokens = delta.num_tokens
+        self.reasoning_tokens = delta.num_reasoning_tokens
         return delta
 
 
@@ -184,6 +194,7 @@ def usage(choices: Sequence[Choice]) -> dict[str, Any]:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in first)},
+        "completion_tokens_details": {"reasoning_tokens": sum(choice.reasoning_tokens for choice in choices)},
     }
 
 

@@ -175,9 +175,31 @@ class ChatBody(GenerationBody):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     tools: Any = None
-    """Only an empty list is supported yet."""
+    """Read by `chat_tools.py`."""
     tool_choice: Any = None
-    """Only "none" is supported yet."""
+    """Default: auto with tools, none without."""
+    parallel_tool_calls: bool = True
+    """False: an answer ends with its first call."""
+    include_reasoning: bool = True
+    """False: thinking is left out of the answer."""
+    stop_in_reasoning: bool = False
+    """Whether a stop string may also end the answer while the model thinks."""
+    thinking_budget: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Most tokens of thinking; then its end is forced."""
+    max_thinking_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Another name of `thinking_budget`."""
+
+    @field_validator("max_thinking_tokens")
+    @classmethod
+    def _one_budget(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and info.data.get("thinking_budget") not in (None, value):
+            raise ValueError("differs from thinking_budget, of which it is another name")
+        return value
+
+    @property
+    def requested_thinking_budget(self) -> int | None:
+        """The budget under either name."""
+        return self.max_thinking_tokens if self.thinking_budget is None else self.thinking_budget
 
 
 class TokenizeBody(StrictBody):
@@ -192,6 +214,8 @@ class TokenizeBody(StrictBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+    tools: Any = None
+    """Shown to the template, as a chat with them would be."""
 
 
 class DetokenizeBody(StrictBody):

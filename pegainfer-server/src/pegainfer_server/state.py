@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pegainfer_core.client import EngineClient
 from pegainfer_core.errors import EngineDeadError
@@ -16,6 +16,8 @@ from pegainfer_core.messages import EngineInfo
 
 from pegainfer_server.http_errors import ApiError
 from pegainfer_server.liveness import DEFAULT_STALL_TIMEOUT, Liveness
+
+ReasoningField = Literal["reasoning_content", "reasoning", "both"]
 
 if TYPE_CHECKING:
     from pegainfer_core.chat import ChatFormat
@@ -37,6 +39,8 @@ class ServerState:
     """None after loading means that the checkpoint has no chat template."""
     default_sampling: Mapping[str, float | int] = dataclasses.field(default_factory=dict)
     """What a request gets where it says nothing; see `sampling.defaults_from_generation_config`."""
+    reasoning_field: ReasoningField = "reasoning_content"
+    """Under which name chat completions tell thinking."""
     api_keys: tuple[str, ...] = ()
     """Any of these opens the routes; empty: no key is needed."""
     allowed_origins: tuple[str, ...] = ()

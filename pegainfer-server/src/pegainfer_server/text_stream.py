@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
+from pegainfer_core.chat_events import AnswerDone, AnswerEvent, AnswerReason, ContentDelta
 from pegainfer_core.messages import RequestOutput, TokenLogprob
 
 
@@ -41,16 +42,40 @@ class TextDelta:
     token_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[PlacedLogprob] = dataclasses.field(default_factory=list)
     finish_reason: str | None = None
-    """stop or length, with the last delta."""
+    """stop, length or tool_calls, with the last delta."""
     stop_reason: str | int | None = None
     """The stop string or stop token id that ended the choice; None for EOS and length."""
     num_tokens: int = 0
     """Tokens generated so far: what usage reports."""
+    events: list[AnswerEvent] | None = None
+    """Of a chat: all that is told, in order, but the end. `text` is then what of it is content."""
+    num_reasoning_tokens: int = 0
+    """How many of the tokens so far were thinking."""
+
+    def add(self, event: AnswerEvent) -> None:
+        """One more event of a chat."""
+        if isinstance(event, ContentDelta):
+            self.text += event.text
+        assert self.events is not None
+        self.events.append(event)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether there is nothing in it but text."""
+        return not self.events or all(isinstance(event, ContentDelta) for event in self.events)
+
+    def answer_events(self) -> list[AnswerEvent]:
+        """What a chat's delta tells, in order; the last event of the last delta is AnswerDone."""
+        events: list[AnswerEvent] = [ContentDelta(self.text)] if self.events is None and self.text else []
+        events += self.events or ()
+        if self.finish_reason is not None:
+            events.append(AnswerDone(cast("AnswerReason", self.finish_reason), self.stop_reason))
+        return events
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to tell the client yet."""
-        return not (self.text or self.token_ids or self.logprobs or self.finish_reason)
+        return not (self.text or self.token_ids or self.logprobs or self.finish_reason or self.events)
 
 
 class StopMatcher:

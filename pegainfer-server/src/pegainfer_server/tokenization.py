@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from pegainfer_server.body import read_body
 from pegainfer_server.chat_prompt import encode_chat
+from pegainfer_server.chat_tools import read_tools
 from pegainfer_server.http_errors import bad_request
 from pegainfer_server.logprobs import TokenWriter
 from pegainfer_server.openapi import body_docs
@@ -56,9 +57,14 @@ async def _ids(body: TokenizeBody, state: ServerState, info: EngineInfo, tokeniz
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("prompt: give either prompt or messages", "prompt", "missing_field")
     if body.prompt is not None:
-        if body.add_generation_prompt is not None or body.continue_final_message or body.chat_template_kwargs:
+        if (
+            body.add_generation_prompt is not None
+            or body.continue_final_message
+            or body.chat_template_kwargs
+            or body.tools
+        ):
             raise bad_request(
-                "prompt: add_generation_prompt, continue_final_message and chat_template_kwargs go with messages",
+                "prompt: add_generation_prompt, continue_final_message, chat_template_kwargs and tools go with messages",
                 "prompt",
             )
         prompt = body.prompt
@@ -68,4 +74,6 @@ async def _ids(body: TokenizeBody, state: ServerState, info: EngineInfo, tokeniz
         raise bad_request(
             "add_special_tokens: a chat template writes its own", "add_special_tokens", "unsupported_field"
         )
-    return await encode_chat(body, state.chat_format, tokenizer, info)
+    calls = None if state.chat_format is None or state.chat_format.syntax is None else state.chat_format.syntax.calls
+    use = read_tools(body.tools, None, parallel=True, syntax=calls)
+    return (await encode_chat(body, state.chat_format, tokenizer, info, use.shown)).ids
