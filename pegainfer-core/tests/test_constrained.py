@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pegainfer_core import structured
 from pegainfer_core.sampling_params import SamplingParams
-from pegainfer_core.structured import Grammar, LarkBuilder, Thinking, forced_calls
+from pegainfer_core.structured import Grammar, LarkBuilder, Thinking, calls_expression
 from pegainfer_core.testing.engine_driver import EngineDriver, Generated
 from pegainfer_core.testing.tiny_tokenizer import EOS_ID, PAD_ID, START_ID
 from pegainfer_core.tokenizer import Tokenizer, load_tokenizer
@@ -247,7 +247,7 @@ def test_forced_calls_name_a_tool_and_fit_its_schema(driver: EngineDriver, token
             )
             for name in names
         ]
-        return forced_calls(builder, calls, parallel=parallel, separator="\n")
+        return builder.build(calls_expression(builder, calls, parallel=parallel, separator="\n"))
 
     call = r'{"name": "(look|go)", "arguments": ({.*?})}\n</call>'
     params = {"temperature": 1.0, "max_tokens": 200, "ignore_eos": False}

@@ -102,17 +102,18 @@ async def serve(checkpoint: Path, tokenizer: Tokenizer) -> AsyncIterator[Serve]:
             engine = FakeEngineClient(info, auto=auto, tokens_per_step=tokens_per_step)
             if ready:
                 await engine.start()
+            add_routes = state_fields.pop("add_routes", None)
             fields: dict[str, Any] = {
                 "model_names": ("tiny", "alias"),
                 "tokenizer": tokenizer,
                 "chat_format": TemplateChatFormat(tokenizer, checkpoint),
+                **state_fields,
             }
-            add_routes = state_fields.pop("add_routes", None)
-            state = ServerState(client=engine, **{**fields, **state_fields})
+            state = ServerState(client=engine, **fields)
             app = create_app(state, add_routes)
             transport = httpx.ASGITransport(app=app)
             http = await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://test"))
-            return Served(app, http, engine, state, tokenizer)
+            return Served(app, http, engine, state, fields["tokenizer"])
 
         yield make
 

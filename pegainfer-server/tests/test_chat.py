@@ -227,7 +227,6 @@ async def test_missing_messages(served: Any) -> None:
     ("field", "value"),
     [
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "auto"),
         ("tool_choice", "required"),
         ("functions", []),
         ("reasoning_effort", "low"),

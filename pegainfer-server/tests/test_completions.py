@@ -28,6 +28,7 @@ async def test_shape_of_an_answer(served: Any) -> None:
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 

@@ -126,6 +126,20 @@ class LarkBuilder:
         options = {"whitespace_pattern": JSON_WHITESPACE, "lenient": not strict}
         return self._rule("%json " + _dumps({**schema, "x-guidance": options}))
 
+    def expression(self, grammar: Grammar) -> str:
+        """The texts of a grammar. Raises RequestError for one that is written in Lark's syntax, which is no part of another."""
+        if grammar.kind == "lark":
+            what = f"{grammar.field}: a grammar in Lark's syntax excludes tools"
+            raise RequestError(what, param=grammar.field)
+        if grammar.kind == "json_object":
+            return self.json({"type": "object"}, strict=True)
+        if grammar.kind == "json_schema":
+            schema = msgspec.json.decode(grammar.text)
+            return self.json(schema if isinstance(schema, dict) else {}, strict=grammar.strict)
+        if grammar.kind == "choice":
+            return self.any_of([self.text(option) for option in msgspec.json.decode(grammar.text)])
+        return self.pattern(grammar.text)
+
     def pattern(self, regex: str) -> str:
         """What a regular expression matches."""
         return self._rule("/" + regex.replace("/", r"\/").replace("\n", r"\n") + "/")
@@ -161,7 +175,7 @@ class LarkBuilder:
         return name
 
 
-def forced_calls(
+def calls_expression(
     builder: LarkBuilder,
     calls: Sequence[str],
     *,
@@ -169,16 +183,15 @@ def forced_calls(
     before: str = "",
     separator: str = "",
     after: str = "",
-    field: str = "tool_choice",
-) -> Grammar:
-    """The grammar of an answer that calls tools and says nothing else.
+) -> str:
+    """The expression of an answer that calls tools and says nothing else.
 
     `calls` are expressions of `builder`, one for each tool that may be called (all for required, one for a named tool); with `parallel`
     there may be several calls. `before` and `after` are expressions around all calls, `separator` is a text between two.
     """
     call = builder.any_of(calls)
     body = builder.one_or_more(call, separator) if parallel else call
-    return builder.build(" ".join(part for part in (before, body, after) if part), field=field)
+    return builder.sequence(*(part for part in (before, body, after) if part))
 
 
 def _dumps(value: Any) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pegainfer_core.chat import ChatFormat, TemplateChatFormat
+from pegainfer_core.chat_syntax import qwen_json_syntax
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.family import KVGroup, ModelFamily, ModelPlan, SupportCard
 from pegainfer_core.hf_config import read_dtype, read_eos
+from pegainfer_core.tokenizer import Tokenizer
 
 from pegainfer_qwen3.config import Qwen3Config
 from pegainfer_qwen3.weights import weight_rules
@@ -27,7 +31,7 @@ class Qwen3Family(ModelFamily):
         checkpoints=("Qwen/Qwen3-{0.6B,1.7B,4B,8B,14B,32B}", "Qwen/Qwen3-4B-{Instruct,Thinking}-2507"),
         attention="GQA",
         precisions=("bfloat16", "float16", "float32"),
-        features=("chunked prefill", "prefix cache", "YaRN"),
+        features=("chunked prefill", "prefix cache", "YaRN", "tools", "thinking"),
         tier="maturing",
     )
 
@@ -71,3 +75,7 @@ class Qwen3Family(ModelFamily):
         from pegainfer_qwen3.model import Qwen3Model
 
         return Qwen3Model(plan.config, context)
+
+    def chat_format(self, tokenizer: Tokenizer, path: Path) -> ChatFormat:
+        """The checkpoint's own template; thinking between <think> marks, calls as JSON."""
+        return TemplateChatFormat(tokenizer, path, qwen_json_syntax)

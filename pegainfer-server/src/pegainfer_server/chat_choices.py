@@ -42,7 +42,12 @@ async def chat_choices(
     calls = None if syntax is None else syntax.calls
     use = read_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls, syntax=calls)
     params = sampling_params(
-        body, state.default_sampling, info, logprobs=_num_logprobs(body), prompt_logprobs=body.prompt_logprobs
+        body,
+        state.default_sampling,
+        info,
+        logprobs=_num_logprobs(body),
+        prompt_logprobs=body.prompt_logprobs,
+        grammar=body.grammar(),
     )
     prompt = await encode_chat(body, state.chat_format, tokenizer, info, use.shown)
     params = _with_syntax(params, body, use, prompt, syntax)
@@ -97,17 +102,12 @@ def _with_syntax(
     budget = body.requested_thinking_budget
     if budget is not None and (syntax is None or syntax.reasoning is None):
         raise unsupported("thinking_budget", "this model's family does not say how it thinks")
-    thinking = _thinking(prompt, syntax, budget)
-    if use.forced and syntax is not None and syntax.calls is not None:
-        if params.grammar is not None:
-            raise bad_request(
-                "tool_choice: a call that must be made excludes another form of the answer", "tool_choice"
-            )
-        params = msgspec.structs.replace(
-            params, grammar=use.grammar(syntax.calls, after_thinking=prompt.start != "answer")
-        )
-    if thinking is None or (params.grammar is None and budget is None):
+    if syntax is not None and syntax.calls is not None and use.tools:
+        grammar = use.grammar(syntax.calls, params.grammar, after_thinking=prompt.start != "answer")
+        params = msgspec.structs.replace(params, grammar=grammar)
+    if params.grammar is None and budget is None:
         return params
+    thinking = _thinking(prompt, syntax, budget)
     return msgspec.structs.replace(params, thinking=thinking)
 
 

@@ -43,11 +43,31 @@ def _message(item: Any, where: str) -> dict[str, Any]:
     if content is None and not (role == "assistant" and fields.get("tool_calls")):
         needs = "; an assistant message may do without it beside tool_calls only" if role == "assistant" else ""
         raise bad_request(f"{where}.content: this field is required{needs}", f"{where}.content", "missing_field")
+    if "tool_calls" in fields:
+        _check_calls(fields["tool_calls"], f"{where}.tool_calls")
     for name, given in fields.items():
         if name not in PASSED_ON and given != []:  # clients send back empty lists that answers held
             raise _unsupported(f"{where}.{name}", "this server does not support this field")
     kept = {name: given for name, given in fields.items() if name in PASSED_ON}
     return {"role": "system" if role == "developer" else role, "content": _text(content, f"{where}.content"), **kept}
+
+
+def _check_calls(calls: Any, where: str) -> None:
+    if not isinstance(calls, list):
+        raise bad_request(f"{where}: must be a list", where, "invalid_value")
+    for index, call in enumerate(calls):
+        field = f"{where}[{index}]"
+        if not isinstance(call, dict):
+            raise bad_request(f"{field}: must be an object", field, "invalid_value")
+        if call.get("type", "function") != "function":
+            raise _unsupported(f"{field}.type", f"must be 'function', got {call['type']!r}")
+        function = call.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise bad_request(f"{field}.function: must have a name", f"{field}.function", "invalid_value")
+        arguments = function.get("arguments")
+        if arguments is not None and not isinstance(arguments, str | dict):
+            what = f"{field}.function.arguments: must be a string, the text of a JSON object"
+            raise bad_request(what, f"{field}.function.arguments", "invalid_value")
 
 
 def _text(content: Any, where: str) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pegainfer_core.chat_syntax import CallSyntax, Tool
-from pegainfer_core.structured import Grammar, LarkBuilder, forced_calls
+from pegainfer_core.structured import Grammar, LarkBuilder, calls_expression
 
 from pegainfer_server.http_errors import ApiError, bad_request
 
@@ -35,23 +35,32 @@ class ToolUse:
     """Whether the request named the one to call."""
     max_calls: int | None = None
 
-    def grammar(self, syntax: CallSyntax, *, after_thinking: bool) -> Grammar | None:
-        """What the answer must be, if it must be calls. Raises RequestError for schemas that are too large."""
-        if not self.forced:
+    def grammar(self, syntax: CallSyntax, text: Grammar | None, *, after_thinking: bool) -> Grammar | None:
+        """What the answer must be: calls if they are forced, calls or `text` if that is asked for, else anything.
+
+        Raises RequestError for schemas that are too large, and for two demands that exclude each other.
+        """
+        if text is None and not self.forced:
             return None
+        if text is not None and self.forced:
+            what = f"tool_choice: excludes {text.field}: an answer that must be a call has no other form"
+            raise bad_request(what, "tool_choice", "invalid_value")
         builder = LarkBuilder()
+        may_call = self.forced or list((self.tools or {}).values())
         before, after = syntax.around_forced(builder)
         if after_thinking:  # models put an empty line there
             before = builder.pattern("\n{0,2}") + f" {before}"
-        return forced_calls(
+        calls = calls_expression(
             builder,
-            [syntax.forced(builder, tool) for tool in self.forced],
+            [syntax.forced(builder, tool) for tool in may_call],
             parallel=self.max_calls != 1,
             before=before,
             separator=syntax.separator,
             after=after,
-            field="tools",
         )
+        if text is None:
+            return builder.build(calls, field="tools")
+        return builder.build(builder.any_of([calls, builder.expression(text)]), field=text.field)
 
 
 NO_TOOLS = ToolUse()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pegainfer_core.chat import ChatFormat, TemplateChatFormat
+from pegainfer_core.chat_syntax import hermes_syntax
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.family import KVGroup, ModelFamily, ModelPlan, SupportCard
 from pegainfer_core.hf_config import read_dtype, read_eos
+from pegainfer_core.tokenizer import Tokenizer
 
 from pegainfer_llama.config import LlamaConfig
 from pegainfer_llama.weights import weight_rules
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 
 MODEL_TYPE = "llama"
 ARCHITECTURE = "LlamaForCausalLM"
+LLAMA3_MARK = "<|start_header_id|>"
 
 
 class LlamaFamily(ModelFamily):
@@ -71,3 +76,8 @@ class LlamaFamily(ModelFamily):
         from pegainfer_llama.model import LlamaModel
 
         return LlamaModel(plan.config, context)
+
+    def chat_format(self, tokenizer: Tokenizer, path: Path) -> ChatFormat:
+        """The checkpoint's own template. Calls are written as SmolLM2 does; Llama 3 has a syntax of its own, which is not read."""
+        is_llama3 = tokenizer.token_id(LLAMA3_MARK) is not None
+        return TemplateChatFormat(tokenizer, path, None if is_llama3 else hermes_syntax)

@@ -35,19 +35,19 @@ def main(argument): return [value for value in argument if value is not None]
 """
 
 
-def tiny_tokenizer() -> Tokenizer:
-    """The tokenizer, the same on every call."""
+def tiny_tokenizer(vocab_size: int = VOCAB_SIZE) -> Tokenizer:
+    """The tokenizer, the same on every call; with fewer ids it has fewer merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_TEXT.splitlines(keepends=True), trainer)
-    assert tokenizer.get_vocab_size() == VOCAB_SIZE, "the text must be long enough for all merges"
+    assert tokenizer.get_vocab_size() == vocab_size, "the text must be long enough for all merges"
     return tokenizer
 
 
