@@ -89,6 +89,7 @@ FLAGS = {
         "--log-prompts",
         "--no-ui",
         "--ui",
+        "--reasoning-field",
         "--max-body-size",
         "--max-requests-per-minute",
         "--port",

@@ -11,6 +11,8 @@ from typing import Literal
 import msgspec
 
 AnswerReason = Literal["stop", "length", "tool_calls"]
+ReasoningField = Literal["reasoning_content", "reasoning", "both"]
+"""Names under which APIs that have no name of their own tell thinking."""
 
 
 class ContentDelta(msgspec.Struct, frozen=True, tag=True):

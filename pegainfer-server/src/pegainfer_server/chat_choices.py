@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 from pegainfer_core.chat_syntax import AnswerParser, ChatSyntax, ParserSettings
-from pegainfer_core.messages import AddRequest
+from pegainfer_core.messages import AddRequest, pack_ids
 from pegainfer_core.sampling_params import SamplingParams
 from pegainfer_core.structured import Thinking
 from pegainfer_core.tokenizer import Detokenizer, Tokenizer
@@ -51,12 +51,13 @@ async def chat_choices(
     )
     prompt = await encode_chat(body, state.chat_format, tokenizer, info, use.shown)
     params = _with_syntax(params, body, use, prompt, syntax)
+    ids = pack_ids(prompt.ids)
     max_tokens = clamp_max_tokens(requested_max_tokens(body, state.default_sampling), len(prompt.ids), info)
     further = msgspec.structs.replace(params, prompt_logprobs=None)  # of the prompt they share, once is enough
     choices = []
     for index in range(body.n):
         own = for_choice(params if index == 0 else further, max_tokens=max_tokens, choice=index)
-        request = AddRequest(f"{response_id}-{index}", prompt.ids, own, body.cache_salt, body.queue_priority)
+        request = AddRequest(f"{response_id}-{index}", ids, own, body.cache_salt, body.queue_priority)
         reader = answer_reader(body, use, prompt, syntax, tokenizer)
         choices.append(Choice(index, 0, request, reader, metrics.recorder(arrival, request), body.caller))
     metrics.observe("request_params_n", body.n)

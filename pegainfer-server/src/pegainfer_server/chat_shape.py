@@ -8,14 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pegainfer_core.chat_events import AnswerEvent, ContentDelta, ReasoningDelta, ToolArgumentsDelta, ToolCallStart
+from pegainfer_core.chat_events import (
+    AnswerEvent,
+    ContentDelta,
+    ReasoningDelta,
+    ReasoningField,
+    ToolArgumentsDelta,
+    ToolCallStart,
+)
 from pegainfer_core.tokenizer import Tokenizer
 
 from pegainfer_server.answer import Shape
 from pegainfer_server.generation import Choice
 from pegainfer_server.logprobs import TokenWriter
 from pegainfer_server.protocol import ChatBody
-from pegainfer_server.state import ReasoningField
 from pegainfer_server.text_stream import TextDelta
 
 
@@ -102,7 +108,7 @@ class ChatShape(Shape):
             return {}
         ids: dict[str, Any] = {"token_ids": delta.token_ids}
         if with_prompt_of is not None:
-            ids["prompt_token_ids"] = with_prompt_of.request.prompt_ids
+            ids["prompt_token_ids"] = list(with_prompt_of.request.prompt_ids)
         return ids
 
     def _logprobs(self, delta: TextDelta) -> dict[str, Any] | None:

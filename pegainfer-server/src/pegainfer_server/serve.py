@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from pegainfer_core.chat_events import ReasoningField
 from pegainfer_core.client import EngineClient
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.logs import LogFormat, configure_logging
@@ -54,6 +55,8 @@ class ServerOptions:
     max_body_bytes: int
     checkpoint_defaults: bool = True
     """Whether sampling values of generation_config.json are defaults of requests; its EOS ids count either way."""
+    reasoning_field: ReasoningField = "reasoning_content"
+    """Under which name chat completions tell thinking."""
     log_level: str = "info"
     ui: bool = True
     """Whether there is a web page at /."""
@@ -83,6 +86,7 @@ def run_server(config: EngineConfig, options: ServerOptions) -> int:
             api_keys=options.api_keys,
             max_body_bytes=options.max_body_bytes,
             prefix_cache=config.prefix_cache,
+            reasoning_field=options.reasoning_field,
             ui=options.ui,
             allowed_origins=options.allowed_origins,
             requests_per_minute=options.requests_per_minute,

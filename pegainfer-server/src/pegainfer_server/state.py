@@ -8,16 +8,15 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from pegainfer_core.chat_events import ReasoningField
 from pegainfer_core.client import EngineClient
 from pegainfer_core.errors import EngineDeadError
 from pegainfer_core.messages import EngineInfo
 
 from pegainfer_server.http_errors import ApiError
 from pegainfer_server.liveness import DEFAULT_STALL_TIMEOUT, Liveness
-
-ReasoningField = Literal["reasoning_content", "reasoning", "both"]
 
 if TYPE_CHECKING:
     from pegainfer_core.chat import ChatFormat

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from pegainfer_core.chat_events import ReasoningField
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.logs import LogFormat
 
@@ -58,6 +59,9 @@ def serve(
             min=0, help="Most POST requests of each API key, or of each client address without keys; 0: no limit."
         ),
     ] = 0,
+    reasoning_field: Annotated[
+        ReasoningField, typer.Option(help="Under which name chat completions tell the model's thinking.")
+    ] = "reasoning_content",
     shutdown_timeout: Annotated[
         float, typer.Option(min=0.0, help="Seconds that live requests get on SIGTERM or SIGINT.")
     ] = 30.0,
@@ -103,6 +107,7 @@ def serve(
         shutdown_timeout=shutdown_timeout,
         max_body_bytes=max_body_size,
         checkpoint_defaults=generation_config == "auto",
+        reasoning_field=reasoning_field,
         log_level=log_level,
         ui=ui,
         log_format=log_format,
