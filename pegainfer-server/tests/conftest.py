@@ -113,7 +113,7 @@ async def serve(checkpoint: Path, tokenizer: Tokenizer) -> AsyncIterator[Serve]:
             app = create_app(state, add_routes)
             transport = httpx.ASGITransport(app=app)
             http = await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://test"))
-            return Served(app, http, engine, state, fields["tokenizer"])
+            return Served(app, http, engine, state, fields["tokenizer"] or tokenizer)
 
         yield make
 
