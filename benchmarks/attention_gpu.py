@@ -61,7 +61,7 @@ class FixedTile(TritonAttention):
         super().__init__(device, rule)
         self._tile = tile
 
-    def tile(self, dtype: torch.dtype, head_dim: int, rows: int) -> Tile:
+    def tile(self, dtype: torch.dtype, head_dim: int, rows: int, work: int) -> Tile:
         """The same for all."""
         return self._tile
 

@@ -155,12 +155,10 @@ def tiles(tokens: int, gated: bool) -> Iterator[LinearTile]:
 
 def _row_tiles(tokens: int, gated: bool) -> Iterator[LinearTile]:
     geometry = itertools.product((2, 4, 8, 16), ((256, 1), (512, 1), (512, 2), (1024, 4), (2048, 8)))
-    for (features, (depth, warps)), (stages, prefetch) in itertools.product(
-        geometry, ((1, 0), (1, 8), (1, 64), (3, 8))
-    ):
+    for (features, (depth, warps)), stages in itertools.product(geometry, (1, 3)):
         sums = tokens * features * (1 + gated) * depth // (32 * warps)
-        if 16 <= sums <= 128 and (tokens == 1 or (prefetch == 8 and stages == 1)):
-            yield LinearTile(features=features, depth=depth, warps=warps, stages=stages, prefetch=prefetch)
+        if 16 <= sums <= 128 and (tokens == 1 or stages == 1):
+            yield LinearTile(features=features, depth=depth, warps=warps, stages=stages)
 
 
 def _matrix_tiles(tokens: int, gated: bool) -> Iterator[LinearTile]:
@@ -183,7 +181,6 @@ def _matrix_tiles(tokens: int, gated: bool) -> Iterator[LinearTile]:
                 stages=stages,
                 matrix_units=True,
                 weight_first=weight_first,
-                prefetch=8,
             )
 
 
@@ -221,7 +218,7 @@ def _error_or_none(case: Case, tile: LinearTile) -> float | None:
 
 def _short(tile: LinearTile) -> str:
     kind = ("W" if tile.weight_first else "M") if tile.matrix_units else "R"
-    return f"{kind}{tile.features}x{tile.depth}/{tile.warps}w{tile.stages}s{tile.prefetch}p"
+    return f"{kind}{tile.features}x{tile.depth}/{tile.warps}w{tile.stages}s"
 
 
 def product_times(device: str, sweep: bool, deadline: float) -> Iterator[dict[str, Any]]:

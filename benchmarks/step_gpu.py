@@ -24,11 +24,10 @@ from attention_gpu import microseconds
 from gpu_spine import QWEN3_4B, provenance
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.model import BuildContext, ForwardBatch, Model
-from pegainfer_core.ops import dispatch, linear
+from pegainfer_core.ops import linear
 from pegainfer_core.ops.attention import Attention
 from pegainfer_core.ops.attention_triton import TritonAttention
 from pegainfer_core.ops.dispatch import fast_ops
-from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile
 from pegainfer_core.ops.sampling import greedy
 from pegainfer_core.ops.states import States
 from pegainfer_core.testing.paged_attention import paged_batch
@@ -41,11 +40,11 @@ DECODE = (1, 2, 4, 8, 16, 32, 64, 128)
 PROMPTS = {
     "1 x 1024": [(1024, 1024)],
     "2 x 1024": [(1024, 1024)] * 2,
-    "64 rows, 2 x 992": [(1, 1024)] * 64 + [(992, 992)] * 2,
+    "8 rows, 1 x 376": [(1, 1024)] * 8 + [(376, 888)],
+    "128 rows, 1 x 1024": [(1, 1024)] * 128 + [(1024, 1024)],
     "1 x 4096": [(4096, 4096)],
 }
 TRACED_EVENTS = 30
-Tiles = Callable[..., LinearTile | None]
 
 
 class Step:
@@ -107,34 +106,14 @@ def build(device: str, dtype: torch.dtype) -> Step:
     return Step(model, plan.num_layers, heads, group.head_dim, plan.vocab_size)
 
 
-def _lines(count: int, least_depth: int = 0) -> Tiles:
-    """The tiles in use, but with so many lines asked for early."""
-
-    def choose(tokens: int, features: int, depth: int, dtype: torch.dtype, gated: bool) -> LinearTile | None:
-        tile = choose_tile(tokens, features, depth, dtype, gated)
-        return dataclasses.replace(tile, prefetch=count) if tile and depth >= least_depth else tile
-
-    return choose
-
-
-def _former(tokens: int, features: int, depth: int, dtype: torch.dtype, gated: bool) -> LinearTile | None:
-    """One token's tile before there was a table."""
-    del features, depth, dtype
-    return LinearTile(features=4 if gated else 8, depth=512, warps=2, stages=1, prefetch=4) if tokens == 1 else None
-
-
 def variants(decode: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
     """The step as it is, and with one thing changed."""
-    tiles = functools.partial(mock.patch.object, linear, "choose_tile")
     yield "us", contextlib.nullcontext
-    yield "independent_us", functools.partial(mock.patch.object, dispatch, "can_depend", return_value=False)
+    yield "apart_us", functools.partial(mock.patch.object, TritonAttention, "takes_heads", False)
     if decode:
-        yield "no_key_prefetch_us", functools.partial(mock.patch.object, TritonAttention, "prefetch", False)
-        yield "no_lines_us", functools.partial(tiles, _lines(0))
-        yield "lines_of_deep_us", functools.partial(tiles, _lines(64, 4096))
-        yield "former_us", functools.partial(tiles, _former)
-        yield "cublas_us", functools.partial(tiles, return_value=None)
+        yield "cublas_us", functools.partial(mock.patch.object, linear, "choose_tile", return_value=None)
     else:
+        yield "one_stream_us", functools.partial(mock.patch.object, TritonAttention, "side_by_side", False)
         yield "plain_us", functools.partial(fast_ops, False)
 
 

@@ -5,7 +5,6 @@ The interpreter's bfloat16 is wrong, so values are checked in float32 and float1
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
 
@@ -13,10 +12,11 @@ import pytest
 import torch
 from pegainfer_core.ops import linear_triton, token_triton
 from pegainfer_core.ops.activation import silu_mul
-from pegainfer_core.ops.attention import Attention
+from pegainfer_core.ops.attention import Attention, StackedHeads
 from pegainfer_core.ops.attention_torch import TorchAttention
+from pegainfer_core.ops.attention_triton import SplitRule, TritonAttention
 from pegainfer_core.ops.dispatch import fast_ops, use_triton
-from pegainfer_core.ops.heads import rotate_and_store
+from pegainfer_core.ops.heads import rotate_and_attend, rotate_and_store
 from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile, shared_bytes
 from pegainfer_core.ops.norm import RMSNorm, add_rms_norm, rms_norm
 from pegainfer_core.ops.rope import RotaryTable
@@ -36,6 +36,8 @@ TILES = {
     "matrix": LinearTile(features=16, depth=32, warps=1, stages=2, matrix_units=True),
     "matrix, weight first": LinearTile(features=16, depth=16, warps=1, stages=2, matrix_units=True, weight_first=True),
 }
+
+SPLIT = SplitRule(programs=40, shortest=32, longest=8192)
 
 
 @pytest.fixture(autouse=True)
@@ -78,28 +80,6 @@ def test_linear(shape: tuple[int, int, int], tile: LinearTile, dtype: torch.dtyp
             residual_TO=residual if added else None,
         )
         assert error(found, expected) < LIMITS[dtype], (gated, normed, added)
-
-
-@DTYPES
-@pytest.mark.parametrize("parts", [1, 2, 5])
-@pytest.mark.parametrize("weight_first", [False, True])
-@pytest.mark.parametrize("shape", [(2, 21, 100), (17, 40, 64)], ids=str)
-def test_linear_parts(shape: tuple[int, int, int], weight_first: bool, parts: int, dtype: torch.dtype) -> None:
-    tokens, features, depth = shape
-    x, weight = random(tokens, depth, dtype=dtype), random(features, depth, dtype=dtype, seed=1) * depth**-0.5
-    tile = dataclasses.replace(TILES["matrix"], weight_first=weight_first, parts=parts)
-    found = linear_triton.linear_parts(x, weight, tile)
-    assert found.dtype == (torch.float32 if parts > 1 else dtype)
-    assert error(found.sum(0).to(dtype), x @ weight.T) < LIMITS[dtype]
-
-
-@DTYPES
-def test_norm_of_a_sum_of_parts(dtype: torch.dtype) -> None:
-    parts, residual = random(3, 5, 100, dtype=torch.float32), random(5, 100, dtype=dtype, seed=1)
-    weight = random(100, dtype=dtype, seed=2)
-    found, total = token_triton.add_parts_rms_norm(parts, residual, weight, EPS)
-    assert error(total, (parts.sum(0) + residual).to(dtype)) < LIMITS[dtype]
-    assert error(found, rms_norm(total, weight, EPS)) < LIMITS[dtype]
 
 
 def test_linear_takes_rows_of_a_larger_tensor() -> None:
@@ -177,6 +157,49 @@ def test_heads(heads: tuple[int, int], head_dim: int, normed: bool, dtype: torch
     for cache, expected_cache in zip(batch.caches, plain_caches, strict=True):
         assert torch.equal(cache.isnan(), expected_cache.isnan()), "places of no token are left alone"
         assert error(cache.nan_to_num(), expected_cache.nan_to_num()) < LIMITS[dtype]
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "normed", "rule", "dtype"),
+    [
+        ((4, 2), 16, True, None, torch.float16),
+        ((4, 2), 16, True, SPLIT, torch.float32),
+        ((5, 1), 24, False, SPLIT, torch.float16),
+        ((3, 3), 32, True, SPLIT, torch.float16),
+    ],
+    ids=str,
+)
+def test_attention_from_stacked_heads(
+    heads: tuple[int, int], head_dim: int, normed: bool, rule: SplitRule | None, dtype: torch.dtype
+) -> None:
+    rows = [(1, 1), (1, 2), (1, 16), (1, 17), (1, 129), (1, 300), (5, 21)]
+    num_heads, kv_heads = heads
+    batch = paged_batch(rows, heads=heads, head_dim=head_dim, page_size=16, dtype=dtype)
+    positions_T = torch.cat([torch.arange(context - new, context) for new, context in rows])
+    rotary = RotaryTable(RopeConfig(theta=1e4, scaling=None), head_dim, 512, CPU)
+    wide = random(len(positions_T), (num_heads + 2 * kv_heads) * head_dim + 8, dtype=dtype)
+    qkv_TND = wide[:, 8:].view(len(positions_T), -1, head_dim)
+    norms = RMSNorm(head_dim, EPS, dtype), RMSNorm(head_dim, EPS, dtype)
+    for seed, norm in enumerate(norms):
+        norm.weight = torch.nn.Parameter(random(head_dim, dtype=dtype, seed=seed), requires_grad=False)
+
+    plain_caches = batch.caches[0].clone(), batch.caches[1].clone()
+    plain = Attention(backend=TorchAttention(), caches=[plain_caches], metadata=batch.metadata)
+    expected = rotate_and_attend(qkv_TND, norms if normed else None, rotary, positions_T, plain, 0)
+    backend = TritonAttention(CPU, rule)
+    parts = StackedHeads(
+        qkv_TND=qkv_TND,
+        norms=(norms[0].weight, norms[1].weight, EPS) if normed else None,
+        tables=(rotary.cos_CN, rotary.sin_CN),
+        positions_T=positions_T,
+    )
+    attention = Attention(backend=backend, caches=[batch.caches], metadata=batch.metadata)
+    for _ in range(2):  # what a launch leaves behind does not matter to the next
+        found = attention.attend_heads(0, parts)
+        assert error(found, expected) < 2 * LIMITS[dtype]
+        for cache, expected_cache in zip(batch.caches, plain_caches, strict=True):
+            assert torch.equal(cache.isnan(), expected_cache.isnan()), "places of no token are left alone"
+            assert error(cache.nan_to_num(), expected_cache.nan_to_num()) < LIMITS[dtype]
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)

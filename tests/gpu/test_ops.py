@@ -6,11 +6,10 @@ import itertools
 
 import pytest
 import torch
-from pegainfer_core.ops import linear_triton, token_triton
+from pegainfer_core.ops import token_triton
 from pegainfer_core.ops.activation import silu_mul
 from pegainfer_core.ops.dispatch import fast_ops
 from pegainfer_core.ops.linear import linear, linear_add, norm_gated_linear, norm_linear
-from pegainfer_core.ops.linear_tiles import LinearTile
 from pegainfer_core.ops.norm import RMSNorm, add_rms_norm, rms_norm
 from pegainfer_core.ops.sampling import greedy
 from torch import Tensor
@@ -65,23 +64,6 @@ def test_products(model: str, dtype: torch.dtype) -> None:
             expected = residual.double() + inputs.double() @ weight.double().T
             assert error(linear_add(inputs, weight, residual.clone()), expected) < LIMITS[dtype], tokens
         assert error(linear(x, qkv), x.double() @ qkv.double().T) < LIMITS[dtype], tokens
-
-
-@DTYPES
-@pytest.mark.parametrize("parts", [1, 3])
-def test_parts_of_a_product_and_the_norm_of_their_sum(parts: int, dtype: torch.dtype) -> None:
-    hidden, query = 2560, 4096
-    norm, weight = norm_of(hidden, dtype), weight_of(hidden, query, dtype=dtype, seed=1)
-    depth = 128 if dtype.itemsize == 2 else 32
-    tile = LinearTile(features=64, depth=depth, warps=4, stages=3, matrix_units=True, weight_first=True, parts=parts)
-    for tokens in (1, 8, 17, 64, 100):
-        x, residual = random(tokens, query, dtype=dtype, seed=2), random(tokens, hidden, dtype=dtype, seed=3)
-        found = linear_triton.linear_parts(x, weight, tile)
-        expected = x.double() @ weight.double().T
-        assert error(found.double().sum(0), expected) < LIMITS[dtype], tokens
-        normed, total = token_triton.add_parts_rms_norm(found, residual, norm.weight, norm.eps, then=weight)
-        assert error(total, residual.double() + expected) < LIMITS[dtype], tokens
-        assert error(normed, rms_norm(total.double(), norm.weight.double(), norm.eps)) < LIMITS[dtype], tokens
 
 
 @DTYPES

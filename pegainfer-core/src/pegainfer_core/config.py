@@ -41,7 +41,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     """Longest prompt plus output, in tokens; None: the checkpoint's context, as far as the page pool holds it."""
     max_prefill_tokens: int | None = None
-    """Token budget of a step (chunked prefill); None: 1024 on CPU, 3200 on a GPU."""
+    """Most prompt tokens of a step (chunked prefill); None: 1024 on CPU, 3200 on a GPU. On a GPU fewer beside running streams."""
     max_running_requests: int | None = None
     """Most requests computed together; None: 32 on CPU, 256 on a GPU, fewer where their recurrent states would take too much memory."""
     max_waiting_requests: int = 10_000

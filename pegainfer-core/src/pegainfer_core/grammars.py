@@ -30,6 +30,8 @@ MAX_KEPT = 128
 """Compiled grammars kept for later requests, beside those in use."""
 MAX_MULTIPLES = 200_000
 """Sum of a schema's multipleOf values, written as integers: the compiler builds an automaton of that many states."""
+MAX_LEXER_STATES = 50_000
+"""Of one grammar, made while it is used; each takes 1 to 2 kB. Ordinary schemas need hundreds."""
 MAX_MESSAGE = 600  # characters of the compiler's words that a client sees
 
 Key = tuple[str, str, bool]
@@ -126,7 +128,8 @@ class Grammars:
             source = _source(grammar)
         except RecursionError:
             raise ValueError("nested too deep") from None
-        matcher = LLMatcher(tokenizer, source, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+        matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise ValueError(_words(matcher.get_error()))
         return CompiledGrammar(matcher)

@@ -6,7 +6,6 @@ step to step is device data that a replay reads; a shape not captured yet is cap
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import logging
 from collections.abc import Callable
@@ -16,14 +15,10 @@ from torch import Tensor
 
 from pegainfer_core.batch import BatchBuilder, StepInputs, StepShape, num_decode_rows
 from pegainfer_core.plan import StepPlan
+from pegainfer_core.step_sizes import DECODE_ROWS, MIXED_DECODE_ROWS, MIXED_TOKENS, at_least, sizes_up_to
 
 log = logging.getLogger(__name__)
 
-DECODE_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 384, 512)
-MIXED_DECODE_ROWS = (0, 8, 32, 64, 128, 256, 512)
-"""Coarser beside prompts, whose tokens dominate the step."""
-MIXED_TOKENS = (128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-"""Totals of a step with prompts: multiples of 128, the height of a matrix tile, so that none is nearly empty."""
 PROMPT_ROWS = 32
 SHORT_CONTEXT = 8192
 """Steps whose contexts are all shorter do not split them for balance."""
@@ -81,8 +76,8 @@ class StepGraphs:
         self._forward = forward
         self._builder = builder
         self._max_context_len = max_context_len
-        self._decode_rows = _buckets(DECODE_ROWS, max_rows)
-        self._mixed_decode_rows = _buckets(MIXED_DECODE_ROWS, max_rows)
+        self._decode_rows = sizes_up_to(DECODE_ROWS, max_rows)
+        self._mixed_decode_rows = sizes_up_to(MIXED_DECODE_ROWS, max_rows)
         self._max_prompt_tokens = max_prompt_tokens
         largest = self._shape(self._mixed_decode_rows[-1], max_prompt_tokens, max_context_len)
         device = builder.page_tables_SP.device
@@ -129,8 +124,8 @@ class StepGraphs:
         if prompt_rows > PROMPT_ROWS or any(row.prompt_logprobs for row in plan.rows):
             return None
         context = max(row.start + row.num_tokens for row in plan.rows)
-        padded_rows = _at_least(self._mixed_decode_rows if prompt_rows else self._decode_rows, decode_rows)
-        padded_tokens = _at_least(self._prompt_tokens(padded_rows), prompt_tokens) if prompt_rows else 0
+        padded_rows = at_least(self._mixed_decode_rows if prompt_rows else self._decode_rows, decode_rows)
+        padded_tokens = at_least(self._prompt_tokens(padded_rows), prompt_tokens) if prompt_rows else 0
         shape = self._shape(padded_rows, padded_tokens, context)
         return None if self._full and shape not in self._captured else shape
 
@@ -143,7 +138,7 @@ class StepGraphs:
 
     def _prompt_tokens(self, decode_rows: int) -> list[int]:
         """Prompt tokens that a step beside `decode_rows` is padded to."""
-        return _buckets(
+        return sizes_up_to(
             tuple(total - decode_rows for total in MIXED_TOKENS if total > decode_rows), self._max_prompt_tokens
         )
 
@@ -189,12 +184,3 @@ class StepGraphs:
         replay = self._record(work)
         log.debug("captured %s", shape)
         return CapturedStep(replay, inputs, logits_out_NV, ids_out_2N[0], ids_out_2N[1])
-
-
-def _buckets(sizes: tuple[int, ...], most: int) -> list[int]:
-    """The sizes below `most`, and `most`."""
-    return [size for size in sizes if size < most] + [most]
-
-
-def _at_least(buckets: list[int], size: int) -> int:
-    return buckets[bisect.bisect_left(buckets, size)]

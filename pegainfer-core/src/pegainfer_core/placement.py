@@ -39,6 +39,7 @@ class Placement:
     dtype_name: str
     attention_backend: str
     max_prefill_tokens: int
+    spread_prefill: bool
     states: StateBudget
     run_ahead: bool
     cuda_graphs: bool
@@ -81,6 +82,7 @@ def place(config: EngineConfig, plan: ModelPlan) -> Placement:
         dtype_name=dtype_name,
         attention_backend=backend,
         max_prefill_tokens=config.max_prefill_tokens or (GPU_PREFILL_TOKENS if on_gpu else CPU_PREFILL_TOKENS),
+        spread_prefill=on_gpu,
         states=state_budget(
             config,
             plan,

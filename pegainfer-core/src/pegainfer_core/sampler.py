@@ -35,8 +35,9 @@ class SlotState:
         """Tokens taken: the next one has this index."""
         self.seen: set[int] = set()
         self.output_counts: Counter[int] = Counter()
+        self._penalises = self.params.penalises
         self.stop_ids = sorted(set(self.params.stop_token_ids) | (set() if self.params.ignore_eos else eos_token_ids))
-        if self.params.penalises:
+        if self._penalises:
             self.seen.update(join.prompt_ids, join.output_ids)
             self.output_counts.update(join.output_ids)
         self.constraint = masks.constraint(join, self.stop_ids)
@@ -58,15 +59,15 @@ class SlotState:
 
     def waits(self, output_index: int) -> bool:
         """Whether the choice of this token needs to know tokens that are not taken yet."""
-        missing = output_index - self.num_output
-        if missing <= 0:
+        if self.constraint is None and not self._penalises:
             return False
-        return self.params.penalises or (self.constraint is not None and self.constraint.may_bind(missing))
+        missing = output_index - self.num_output
+        return missing > 0 and (self._penalises or (self.constraint is not None and self.constraint.may_bind(missing)))
 
     def takes_arg_max(self, output_index: int) -> bool:
         """Whether the next token is the arg max of the logits as they are."""
         params = self.params
-        untouched = not (params.logit_bias or params.penalises or output_index < params.min_tokens)
+        untouched = not (params.logit_bias or self._penalises or output_index < params.min_tokens)
         return params.greedy and untouched and not (self.constraint is not None and self.constraint.binds)
 
     def record(self, token_id: int) -> None:
@@ -74,7 +75,7 @@ class SlotState:
         self.num_output += 1
         if self.constraint is not None:
             self.constraint.accept(token_id)
-        if self.params.penalises:
+        if self._penalises:
             self.seen.add(token_id)
             self.output_counts[token_id] += 1
 

@@ -22,6 +22,7 @@ from pegainfer_core.kv.slots import SlotPool
 from pegainfer_core.messages import AddRequest, EngineStats, FinishReason, RequestOutput, TokenLogprob
 from pegainfer_core.plan import Join, Row, RowResult, StepPlan, StepResult
 from pegainfer_core.request import Request
+from pegainfer_core.step_sizes import BACKLOG_STEPS, prompt_tokens_beside
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,9 @@ class SchedulerLimits:
 
     max_model_len: int
     max_prefill_tokens: int
-    """Prompt tokens per step. Rows that need a single token do not count: they are always served."""
+    """Prompt tokens per step, at most. Rows that need a single token do not count: they are always served."""
+    spread_prefill: bool = False
+    """Whether a step with single-token rows takes fewer prompt tokens (step_sizes.py)."""
     max_running_requests: int
     max_waiting_requests: int
     vocab_size: int
@@ -158,10 +161,10 @@ class Scheduler:
         """The next step, or None if nothing can run now. Planned tokens count as computed from here on."""
         joins: list[Join] = []
         rows: list[tuple[Request, Row]] = []
-        budget = self.limits.max_prefill_tokens
         for request in list(self.running):
             if request.num_remaining == 1 and self._may_advance(request):
                 self._plan_row(request, 1, rows)
+        budget = self._prefill_budget(len(rows))
         for request in list(self.running):
             if request.num_remaining > 1 and budget and self._may_advance(request):
                 budget -= self._plan_row(request, min(request.num_remaining, budget), rows)
@@ -175,6 +178,18 @@ class Scheduler:
         plan = StepPlan(index=self._steps, joins=joins, rows=[row for _, row in rows])
         self._in_flight.append((plan, [(request, request.epoch) for request, _ in rows]))
         return plan
+
+    def _prefill_budget(self, decode_rows: int) -> int:
+        """Prompt tokens of a step with so many single-token rows."""
+        most = self.limits.max_prefill_tokens
+        if not self.limits.spread_prefill:
+            return most
+        backlog = sum(request.num_remaining for request in self.running if request.num_remaining > 1)
+        for request in self.waiting:
+            if backlog >= BACKLOG_STEPS * most:
+                break
+            backlog += request.num_known
+        return prompt_tokens_beside(decode_rows, backlog, most)
 
     def _may_advance(self, request: Request) -> bool:
         """Whether the next token can be planned now."""

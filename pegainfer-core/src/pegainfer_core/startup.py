@@ -160,6 +160,7 @@ def _assemble(
     limits = SchedulerLimits(
         max_model_len=max_model_len,
         max_prefill_tokens=placement.max_prefill_tokens,
+        spread_prefill=placement.spread_prefill,
         max_running_requests=budget.max_running_requests,
         max_waiting_requests=config.max_waiting_requests,
         vocab_size=resolved.vocab_size,

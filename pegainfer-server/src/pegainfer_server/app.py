@@ -16,6 +16,7 @@ from pegainfer_server import chat, completions, probes, system, tokenization, we
 from pegainfer_server.error_handlers import add_error_handlers
 from pegainfer_server.metrics import ServerMetrics
 from pegainfer_server.middleware import Gate
+from pegainfer_server.openapi import describe
 from pegainfer_server.state import ServerState
 
 AddRoutes = Callable[[FastAPI, EngineClient], None]
@@ -26,6 +27,7 @@ def create_app(state: ServerState, add_routes: AddRoutes | None = None) -> FastA
     app = FastAPI(title="pegainfer", version=pegainfer_core.__version__)
     metrics = ServerMetrics(state)
     state.client.on_step.append(metrics.on_step)
+    describe(app, model_names=state.model_names, needs_key=bool(state.api_keys))
     add_error_handlers(app)
     app.add_middleware(Gate, state=state, metrics=metrics)
     if state.allowed_origins:  # outermost: a browser must be able to read a refusal too

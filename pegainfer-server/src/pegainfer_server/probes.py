@@ -63,6 +63,7 @@ def router(state: ServerState) -> APIRouter:
 
     for paths, endpoint in ((READY_PATHS, get_readiness), (LIVE_PATHS, get_liveness)):
         for path in paths:
-            routes.add_api_route(path, endpoint, operation_id=f"{endpoint.__name__}{path.replace('/', '_')}")
+            name = f"{endpoint.__name__}{path.replace('/', '_')}"
+            routes.add_api_route(path, endpoint, operation_id=name, responses={503: {"description": "No."}})
             routes.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
     return routes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, WithJsonSchema, field_validator
 
 from pegainfer_server.body import StrictBody as StrictBody
 from pegainfer_server.format_fields import FormatFields
@@ -28,6 +28,27 @@ Label = Annotated[str, Field(max_length=MAX_LABEL_LENGTH)]
 
 TIER_PRIORITIES = {"flex": 1, "priority": -1}
 """Tiers of the OpenAI API that are served later or sooner than others."""
+
+
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXT = {"type": "string", "minLength": 1}
+Prompts = Annotated[
+    Any,
+    WithJsonSchema(
+        {"anyOf": [_TEXT, _IDS, *({"type": "array", "items": item, "minItems": 1} for item in (_TEXT, _IDS))]}
+    ),
+]
+"""Described for clients; read, with better errors than pydantic's, by `prompts.py`."""
+_MESSAGE = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
+        "content": {"type": "string"},
+    },
+}
+Messages = Annotated[Any, WithJsonSchema({"type": "array", "items": _MESSAGE, "minItems": 1})]
+"""Described for clients in its plainest form; read by `chat_messages.py`, which takes more."""
 
 
 class StreamOptions(StrictBody):
@@ -155,7 +176,7 @@ class GenerationBody(FormatFields, SamplingFields):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: Any
+    prompt: Prompts
     """A string, a list of strings, a list of token ids, or a list of such lists; read by `prompts.py`."""
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -167,7 +188,7 @@ class CompletionBody(GenerationBody):
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
-    messages: Any
+    messages: Messages
     """Read by `chat_messages.py`."""
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None

@@ -13,11 +13,12 @@ from fastapi.routing import APIRoute
 from pegainfer_core.messages import EngineInfo
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from pegainfer_server import web_ui
 from pegainfer_server.http_errors import ApiError
 from pegainfer_server.metrics import ServerMetrics
+from pegainfer_server.openapi import OF_BODIES, error_docs
 from pegainfer_server.state import ServerState
 
 
@@ -44,7 +45,7 @@ def router(state: ServerState, metrics: ServerMetrics) -> APIRouter:
             return web_ui.respond(web_ui.INDEX, request)
         return JSONResponse({"name": "pegainfer", "version": pegainfer_core.__version__})
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", response_class=PlainTextResponse)
     async def get_metrics() -> Response:
         """Prometheus text format."""
         return Response(metrics.render(), media_type=CONTENT_TYPE_LATEST)
@@ -54,13 +55,16 @@ def router(state: ServerState, metrics: ServerMetrics) -> APIRouter:
         """The version of pegainfer."""
         return JSONResponse({"version": pegainfer_core.__version__})
 
-    @routes.get("/v1/models")
+    @routes.get("/v1/models", responses={503: error_docs(OF_BODIES["503"])})
     async def get_models() -> Response:
         """The served model, once under each of its names."""
         info, _ = state.serving()
         return JSONResponse({"object": "list", "data": [_card(name, state, info) for name in state.model_names]})
 
-    @routes.get("/v1/models/{name:path}")
+    @routes.get(
+        "/v1/models/{name:path}",
+        responses={404: error_docs(OF_BODIES["404"]), 503: error_docs(OF_BODIES["503"])},
+    )
     async def get_model(name: str) -> Response:
         """One served model."""
         info, _ = state.serving()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 from pegainfer_core.model import BuildContext, ForwardBatch, Model
-from pegainfer_core.ops.heads import rotate_and_store
+from pegainfer_core.ops.heads import rotate_and_attend
 from pegainfer_core.ops.linear import Embedding, Linear, linear_add, norm_gated_linear, norm_linear
 from pegainfer_core.ops.norm import RMSNorm
 from pegainfer_core.ops.rope import RotaryTable
@@ -74,8 +74,7 @@ class Attention(nn.Module):
     def forward(self, x_TE: Tensor, batch: ForwardBatch, rotary: RotaryTable) -> Tensor:
         """x + attention, [T, E]; x is used up."""
         qkv_TND = norm_linear(x_TE, self.norm, self.qkv_proj.weight).view(len(x_TE), -1, self.head_dim)
-        q_THD = rotate_and_store(qkv_TND, None, rotary, batch.positions_T, batch.attention, self.layer)
-        attended_THD = batch.attention.attend(self.layer, q_THD)
+        attended_THD = rotate_and_attend(qkv_TND, None, rotary, batch.positions_T, batch.attention, self.layer)
         return linear_add(attended_THD.flatten(1), self.o_proj.weight, x_TE)
 
 

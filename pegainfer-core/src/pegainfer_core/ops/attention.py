@@ -36,10 +36,26 @@ class AttentionMetadata:
     """The first rows, each with one new token."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StackedHeads:
+    """A layer's projections of a step, before norm and rotation, and what turns them into attention's inputs."""
+
+    qkv_TND: Tensor
+    """Heads side by side: queries, keys, values."""
+    norms: tuple[Tensor, Tensor, float] | None
+    """RMS norm of each query and each key head: two weights [D], and epsilon."""
+    tables: tuple[Tensor, Tensor]
+    """Cosines and sines of the rotation, [positions, D / 2]."""
+    positions_T: Tensor
+    """int64."""
+
+
 class AttentionBackend(ABC):
     """One way to attend over pages. Stateless between steps apart from workspace."""
 
     name: str
+    takes_heads = False
+    """Whether `attend_heads` is there: norm, rotation, page writes and attention in fewer passes."""
 
     @abstractmethod
     def plan(self, metadata: AttentionMetadata) -> None:
@@ -56,6 +72,17 @@ class AttentionBackend(ABC):
         self, q_THD: Tensor, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, metadata: AttentionMetadata, scale: float
     ) -> Tensor:
         """Attend; keys and values of the step are already in the caches. Returns [T, H, D] in q's dtype."""
+
+    def attend_heads(
+        self,
+        heads: StackedHeads,
+        k_cache_PSKD: Tensor,
+        v_cache_PSKD: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> Tensor:
+        """Norm, rotation, `write` and `run`; called only where `takes_heads`. Returns [T, H, D]."""
+        raise NotImplementedError(f"{self.name} attention takes queries, keys and values")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +109,12 @@ class Attention:
         return self.backend.run(
             q_THD, k_cache, v_cache, self.metadata, q_THD.shape[-1] ** -0.5 if scale is None else scale
         )
+
+    def attend_heads(self, layer: int, heads: StackedHeads, scale: float | None = None) -> Tensor:
+        """`run` from stacked projections, where the backend takes them."""
+        k_cache, v_cache = self.caches[layer]
+        scale = heads.qkv_TND.shape[-1] ** -0.5 if scale is None else scale
+        return self.backend.attend_heads(heads, k_cache, v_cache, self.metadata, scale)
 
 
 def write_kv(k_TKD: Tensor, v_TKD: Tensor, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, write_index_T: Tensor) -> None:

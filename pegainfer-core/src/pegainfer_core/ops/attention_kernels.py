@@ -3,9 +3,6 @@
 Owns what runs on the device; grids, tiles and buffers are the caller's (ops/attention_triton.py). Runs on any CUDA GPU
 of compute capability 8.0 or later, and on CPU tensors in Triton's interpreter. Offsets into the cache are int64.
 
-With DEPENDENT a launch begins while the kernel before it is ending. Every program then waits for that kernel's results
-(gdc_wait), and before that reads only what no kernel right before it writes: lengths and page tables.
-
 Shape suffixes: T tokens, H query heads, K key/value heads, D head dim, C parts of a split context; of one program:
 M query rows (tokens x query heads of one kv head), N keys.
 """
@@ -15,7 +12,6 @@ M query rows (tokens x query heads of one kv head), N keys.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -94,41 +90,6 @@ def _attend_keys(
     return acc_MD, max_M, sum_M
 
 
-@triton.jit
-def _prefetch_keys(
-    begin,
-    end,
-    table_ptr,
-    k_ptr,
-    v_ptr,
-    stride_page,
-    stride_slot,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-):
-    """Ask the L2 cache for one tile of keys and values. A place that is written meanwhile stays right in that cache."""
-    LINE: tl.constexpr = 1024 // k_ptr.dtype.element_ty.primitive_bitwidth
-    LINES: tl.constexpr = (BLOCK_D + LINE - 1) // LINE
-    key_N = begin + tl.arange(0, BLOCK_N)
-    inside_N = key_N < end
-    page_N = tl.load(table_ptr + key_N // PAGE_SIZE, mask=inside_N, other=0)
-    place_N = page_N.to(tl.int64) * stride_page + (key_N % PAGE_SIZE) * stride_slot
-    offset_L = tl.minimum(tl.arange(0, LINES) * LINE, HEAD_DIM - 1)
-    place_NL = tl.where(inside_N, place_N, 0)[:, None] + offset_L[None, :]
-    _prefetch((k_ptr + place_NL).to(tl.int64))
-    _prefetch((v_ptr + place_NL).to(tl.int64))
-
-
-@triton.jit
-def _prefetch(address):
-    """Ask the L2 cache for the lines at these addresses."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
 @triton.jit(do_not_specialize=["first", "num_rows", "num_parts", "shortest_part", "stride_table"])
 def attend_kernel(
     q_ptr,
@@ -160,17 +121,12 @@ def attend_kernel(
     DECODE: tl.constexpr,
     SPLIT: tl.constexpr,
     IEEE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-    PREFETCH: tl.constexpr,
 ):
     """One tile of queries of one kv head over one part of its context.
 
     Grid (query blocks, K, parts). Rows and tokens start at `first`. Writes `out` [T, H, D]; with SPLIT instead the
     part's own softmax result [T, H, C, D] and its log2-sum [T, H, C] (-inf: no key), both counted from `first`.
     """
-    if DEPENDENT and not DECODE:
-        gdc_wait()
-        gdc_launch_dependents()
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
     BLOCK_Q: tl.constexpr = 1 if DECODE else BLOCK_M // GROUP
@@ -210,14 +166,6 @@ def attend_kernel(
     table_ptr = page_table_ptr + (first + row).to(tl.int64) * stride_table
     k_ptr += kv_head * stride_kv_head
     v_ptr += kv_head * stride_kv_head
-    if DEPENDENT and DECODE:
-        if PREFETCH:
-            _prefetch_keys(
-                *(begin, end, table_ptr, k_ptr, v_ptr, stride_page, stride_slot),
-                *(HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE),
-            )
-        gdc_wait()
-        gdc_launch_dependents()
     if SPLIT:
         if begin >= end:
             tl.store(lse_ptr + result_M, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=valid_M)
@@ -263,15 +211,8 @@ def merge_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_C: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
-    """Join the parts of one token and head: the mean of their results, weighted by 2 ** log2-sum. Grid (tokens, H).
-
-    The next kernel may begin at once: with what no attention writes.
-    """
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
+    """Join the parts of one token and head: the mean of their results, weighted by 2 ** log2-sum. Grid (tokens, H)."""
     token = tl.program_id(0)
     head = tl.program_id(1)
     source = (token * HEADS + head).to(tl.int64) * num_parts
@@ -317,12 +258,8 @@ def write_kernel(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     """Copy one token's keys and values [K, D] to its place in the pages. Grid (T,)."""
-    if DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
     token = tl.program_id(0)
     offset = tl.arange(0, BLOCK)
     inside = offset < KV_HEADS * HEAD_DIM

@@ -11,16 +11,21 @@ Shape suffixes: T tokens, R rows, H query heads, K key/value heads, D head dim, 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import torch
 import triton
 from torch import Tensor
 
-from pegainfer_core.ops.attention import AttentionBackend, AttentionMetadata
+from pegainfer_core.ops import token_triton
+from pegainfer_core.ops.attention import AttentionBackend, AttentionMetadata, StackedHeads
 from pegainfer_core.ops.attention_kernels import attend_kernel, merge_kernel, write_kernel
-from pegainfer_core.ops.dispatch import launch_options
+from pegainfer_core.ops.decode_kernels import decode_kernel
 
 LOG2_E = 1.4426950408889634
+MOST_ARRIVALS = 1 << 16
+"""Decode rows x kv heads that may be split at once."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +53,15 @@ class SplitRule:
     programs: int
     shortest: int
     longest: int
+    fewest: int = 2
+    """Fewer parts than this would not pay for joining them."""
     most: int = 32
     """Bound on the parts of one row; 1 turns splitting off."""
 
     def parts(self, programs: int, max_context_len: int) -> tuple[int, int]:
         """(parts, least tokens of one) for a launch of `programs` (query blocks x kv heads) and its longest row."""
         to_fill = min(self.programs // max(programs, 1), _cdiv(max_context_len, self.shortest), self.most)
-        if to_fill > 1:
+        if to_fill >= self.fewest:
             return to_fill, self.shortest
         return max(1, min(_cdiv(max_context_len, self.longest), self.most)), self.longest
 
@@ -63,27 +70,38 @@ class TritonAttention(AttentionBackend):
     """For CUDA GPUs of compute capability 8.0 or later; with TRITON_INTERPRET=1 also for CPU tensors (tests)."""
 
     name = "triton"
-    prefetch = True
-    """Programs of decode rows ask for their first keys before the queries are there."""
+    takes_heads = True
+    side_by_side = True
+    """Decode rows, bound by memory, run beside prompts, bound by arithmetic."""
 
     def __init__(self, device: torch.device, split_rule: SplitRule | None = None) -> None:
-        """`split_rule` defaults to one that fills the device twice over."""
-        processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-        self._split_rule = split_rule or SplitRule(programs=2 * processors, shortest=128, longest=8192)
+        """`split_rule`, for decode rows and prompts alike, defaults to one for each, which fills the device twice over."""
+        on_gpu = device.type == "cuda"
+        self._processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
+        programs = 2 * self._processors
+        self._decode_split = split_rule or SplitRule(programs=programs, shortest=128, longest=8192)
+        # joining costs more with more tokens in a row
+        self._prompt_split = split_rule or SplitRule(programs=programs, shortest=512, longest=8192, fewest=6)
+        self._side = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._arrived = torch.zeros(MOST_ARRIVALS, dtype=torch.int32, device=device)
+        """Parts of decode rows that are done; 0 between launches."""
 
     def plan(self, metadata: AttentionMetadata) -> None:
         """Nothing to prepare: grids follow from the metadata's host numbers, rows are looked up on the device."""
         assert all(length == 1 for length in metadata.query_lens[: metadata.num_decode_rows]), "decode rows must lead"
 
-    def tile(self, dtype: torch.dtype, head_dim: int, rows: int) -> Tile:
-        """The tile for `rows` query rows (tokens x group) in the longest row. All fit in 99 KiB of shared memory."""
+    def tile(self, dtype: torch.dtype, head_dim: int, rows: int, work: int) -> Tile:
+        """The tile for `rows` query rows (tokens x group) in the longest row, of `work` in all (tokens x heads).
+
+        All fit in 99 KiB of shared memory.
+        """
         wide = head_dim > 128
         if dtype == torch.float32:
             # exact products run on the general units: small tiles, or registers spill
             return Tile(queries=16, keys=16 if wide else 32, warps=8, stages=2)
         if rows <= 16:
             return Tile(queries=16, keys=32 if wide else 128, warps=4, stages=2)
-        if rows <= 64 or wide:
+        if rows <= 64 or wide or work < 128 * 2 * self._processors:
             return Tile(queries=64, keys=32 if wide else 64, warps=4, stages=2)
         return Tile(queries=128, keys=32, warps=4, stages=3)
 
@@ -107,7 +125,6 @@ class TritonAttention(AttentionBackend):
             HEAD_DIM=head_dim,
             BLOCK=block,
             num_warps=4 if block <= 4096 else 8,
-            **launch_options(k_TKD.device),
         )
 
     def run(
@@ -117,13 +134,118 @@ class TritonAttention(AttentionBackend):
         _check_layout(q_THD, k_cache_PSKD, v_cache_PSKD)
         assert scale > 0.0, "the running maximum is taken before scaling"
         out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
-        if metadata.num_decode_rows:
-            self._launch(q_THD, k_cache_PSKD, v_cache_PSKD, metadata, scale, out_THD, decode=True)
-        if metadata.num_decode_rows < len(metadata.query_lens):
-            self._launch(q_THD, k_cache_PSKD, v_cache_PSKD, metadata, scale, out_THD, decode=False)
+        decode, prompts = (
+            functools.partial(self._attend, q_THD, k_cache_PSKD, v_cache_PSKD, metadata, scale, out_THD, decode=kind)
+            for kind in (True, False)
+        )
+        self._side_by_side(metadata, decode, prompts)
         return out_THD
 
-    def _launch(
+    def attend_heads(
+        self,
+        heads: StackedHeads,
+        k_cache_PSKD: Tensor,
+        v_cache_PSKD: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+    ) -> Tensor:
+        """See AttentionBackend. Decode rows go from the projection to the result in one launch."""
+        assert scale > 0.0, "the running maximum is taken before scaling"
+        qkv_TND, rows = heads.qkv_TND, metadata.num_decode_rows
+        kv_heads = k_cache_PSKD.shape[2]
+        size = (qkv_TND.shape[0], qkv_TND.shape[1] - 2 * kv_heads, qkv_TND.shape[2])
+        out_THD = torch.empty(size, dtype=qkv_TND.dtype, device=qkv_TND.device)
+        _check_layout(qkv_TND, k_cache_PSKD, v_cache_PSKD)
+
+        def prompts() -> Callable[[], None]:
+            q_THD = torch.empty_like(out_THD)
+            launch = self._attend(q_THD, k_cache_PSKD, v_cache_PSKD, metadata, scale, out_THD, decode=False)
+
+            def rotate_and_attend() -> None:
+                token_triton.rotate_and_store(
+                    *(qkv_TND[rows:], heads.norms, heads.tables, heads.positions_T[rows:]),
+                    *((k_cache_PSKD, v_cache_PSKD), metadata.write_index_T[rows:], q_THD[rows:]),
+                )
+                launch()
+
+            return rotate_and_attend
+
+        decode = functools.partial(self._decode, heads, k_cache_PSKD, v_cache_PSKD, metadata, scale, out_THD)
+        self._side_by_side(metadata, decode, prompts)
+        return out_THD
+
+    def _side_by_side(
+        self,
+        metadata: AttentionMetadata,
+        decode: Callable[[], Callable[[], None]],
+        prompts: Callable[[], Callable[[], None]],
+    ) -> None:
+        """Launch what there is of both. Each gives its launch once its memory is there: on the stream that frees it again."""
+        rows = metadata.num_decode_rows
+        launches = [prepare() for prepare, any_ in ((decode, rows), (prompts, len(metadata.query_lens) - rows)) if any_]
+        if len(launches) == 1 or not self.side_by_side or self._side is None:
+            for launch in launches:
+                launch()
+            return
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            launches[0]()
+        launches[1]()
+        torch.cuda.current_stream().wait_stream(self._side)
+
+    def _decode(
+        self,
+        heads: StackedHeads,
+        k_cache_PSKD: Tensor,
+        v_cache_PSKD: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        out_THD: Tensor,
+    ) -> Callable[[], None]:
+        """What turns the decode rows' heads, stores their keys and values, and attends, into their part of `out_THD`."""
+        rows, qkv_TND = metadata.num_decode_rows, heads.qkv_TND
+        num_heads, head_dim = out_THD.shape[1:]
+        page_size, kv_heads = k_cache_PSKD.shape[1:3]
+        group = num_heads // kv_heads
+        tile = self.tile(qkv_TND.dtype, head_dim, group, rows * num_heads)
+        if rows * kv_heads >= 2 * self._processors and tile.keys > 64:
+            tile = Tile(
+                queries=16, keys=64, warps=2, stages=2
+            )  # the device is full of programs: small ones fill it better
+        parts, shortest = self._decode_split.parts(rows * kv_heads, metadata.max_context_len)
+        if rows * kv_heads > MOST_ARRIVALS:
+            parts, shortest = 1, metadata.max_context_len
+        part, lse = out_THD, out_THD
+        if parts > 1:
+            part = torch.empty(rows, num_heads, parts, head_dim, dtype=torch.float32, device=out_THD.device)
+            lse = torch.empty(rows, num_heads, parts, dtype=torch.float32, device=out_THD.device)
+        query_weight, key_weight, eps = (qkv_TND, qkv_TND, 0.0) if heads.norms is None else heads.norms
+
+        def launch() -> None:
+            decode_kernel[(rows, kv_heads, parts)](
+                *(qkv_TND, query_weight, key_weight, *heads.tables, heads.positions_T, metadata.write_index_T),
+                *(k_cache_PSKD, v_cache_PSKD, out_THD, part, lse, self._arrived),
+                *(metadata.context_lens_R, metadata.page_table_RP),
+                *(qkv_TND.stride(0), *k_cache_PSKD.stride()[:3], metadata.page_table_RP.stride(0)),
+                *(eps, scale * LOG2_E, parts, shortest),
+                NORM=heads.norms is not None,
+                KV_HEADS=kv_heads,
+                GROUP=group,
+                HEAD_DIM=head_dim,
+                BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+                BLOCK_M=max(tile.queries, triton.next_power_of_2(group)),
+                BLOCK_N=tile.keys,
+                BLOCK_C=triton.next_power_of_2(parts),
+                PAGE_SIZE=page_size,
+                SPLIT=parts > 1,
+                IEEE=qkv_TND.dtype == torch.float32,
+                num_warps=tile.warps,
+                num_stages=tile.stages,
+            )
+
+        return launch
+
+    def _attend(
         self,
         q_THD: Tensor,
         k_cache_PSKD: Tensor,
@@ -132,65 +254,66 @@ class TritonAttention(AttentionBackend):
         scale: float,
         out_THD: Tensor,
         decode: bool,
-    ) -> None:
-        """Attend for the decode rows or for the others, into their part of `out_THD`."""
+    ) -> Callable[[], None]:
+        """What attends for the decode rows or for the others, into their part of `out_THD`. Its memory is there already."""
         tokens, heads, head_dim = q_THD.shape
         page_size, kv_heads = k_cache_PSKD.shape[1:3]
         group = heads // kv_heads
-        tile = self.tile(q_THD.dtype, head_dim, group if decode else group * metadata.max_query_len)
-        block_m = max(tile.queries, triton.next_power_of_2(group))
         first = 0 if decode else metadata.num_decode_rows
         num_rows = metadata.num_decode_rows if decode else len(metadata.query_lens) - first
         num_tokens = num_rows if decode else tokens - first
+        tile = self.tile(q_THD.dtype, head_dim, group if decode else group * metadata.max_query_len, num_tokens * heads)
+        block_m = max(tile.queries, triton.next_power_of_2(group))
         blocks = num_rows if decode else num_tokens // (block_m // group) + num_rows
         # `blocks` leaves room for partial blocks of every row; about this many have work
         busy = num_rows if decode else num_tokens // (block_m // group) + 1
-        parts, shortest = self._split_rule.parts(busy * kv_heads, metadata.max_context_len)
+        split_rule = self._decode_split if decode else self._prompt_split
+        parts, shortest = split_rule.parts(busy * kv_heads, metadata.max_context_len)
         block_d = max(16, triton.next_power_of_2(head_dim))
         result, lse = out_THD, out_THD
-        options = launch_options(q_THD.device)
         if parts > 1:
             result = torch.empty(num_tokens, heads, parts, head_dim, dtype=torch.float32, device=out_THD.device)
             lse = torch.empty(num_tokens, heads, parts, dtype=torch.float32, device=out_THD.device)
-        attend_kernel[(blocks, kv_heads, parts)](
-            q_THD,
-            k_cache_PSKD,
-            v_cache_PSKD,
-            result,
-            lse,
-            metadata.query_start_R1,
-            metadata.context_lens_R,
-            metadata.page_table_RP,
-            *(q_THD.stride(0), q_THD.stride(1)),
-            *k_cache_PSKD.stride()[:3],
-            metadata.page_table_RP.stride(0),
-            scale * LOG2_E,
-            *(first, num_rows, parts, shortest),
-            KV_HEADS=kv_heads,
-            GROUP=group,
-            HEAD_DIM=head_dim,
-            BLOCK_D=block_d,
-            BLOCK_M=block_m,
-            BLOCK_N=tile.keys,
-            PAGE_SIZE=page_size,
-            DECODE=decode,
-            SPLIT=parts > 1,
-            IEEE=q_THD.dtype == torch.float32,
-            PREFETCH=self.prefetch,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-            **options,
-        )
-        if parts > 1:
-            merge_kernel[(num_tokens, heads)](
-                *(result, lse, out_THD, first, parts),
-                HEADS=heads,
+
+        def launch() -> None:
+            attend_kernel[(blocks, kv_heads, parts)](
+                q_THD,
+                k_cache_PSKD,
+                v_cache_PSKD,
+                result,
+                lse,
+                metadata.query_start_R1,
+                metadata.context_lens_R,
+                metadata.page_table_RP,
+                *(q_THD.stride(0), q_THD.stride(1)),
+                *k_cache_PSKD.stride()[:3],
+                metadata.page_table_RP.stride(0),
+                scale * LOG2_E,
+                *(first, num_rows, parts, shortest),
+                KV_HEADS=kv_heads,
+                GROUP=group,
                 HEAD_DIM=head_dim,
                 BLOCK_D=block_d,
-                BLOCK_C=min(triton.next_power_of_2(parts), 32),
-                num_warps=4,
-                **options,
+                BLOCK_M=block_m,
+                BLOCK_N=tile.keys,
+                PAGE_SIZE=page_size,
+                DECODE=decode,
+                SPLIT=parts > 1,
+                IEEE=q_THD.dtype == torch.float32,
+                num_warps=tile.warps,
+                num_stages=tile.stages,
             )
+            if parts > 1:
+                merge_kernel[(num_tokens, heads)](
+                    *(result, lse, out_THD, first, parts),
+                    HEADS=heads,
+                    HEAD_DIM=head_dim,
+                    BLOCK_D=block_d,
+                    BLOCK_C=min(triton.next_power_of_2(parts), 32),
+                    num_warps=4,
+                )
+
+        return launch
 
 
 def _cdiv(a: int, b: int) -> int:

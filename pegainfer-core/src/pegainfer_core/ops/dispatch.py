@@ -10,7 +10,6 @@ import functools
 import importlib.util
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,21 +44,6 @@ def use_triton(x: Tensor) -> bool:
 def use_cpu(x: Tensor) -> bool:
     """Whether the CPU's own ways (ops/token_cpu.py) may be taken for `x`."""
     return x.device.type == "cpu" and _fast_ops.get()
-
-
-OVERLAP_LAUNCHES = False
-"""Off: measured on an H200, whole steps of 1 to 16 rows take 2 to 9 % longer with it (2026-12-01-h200-step.json)."""
-
-
-@functools.cache
-def can_depend(device: torch.device) -> bool:
-    """Whether a kernel is to start while the one before it is ending (programmatic dependent launch, Hopper and later)."""
-    return OVERLAP_LAUNCHES and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-def launch_options(device: torch.device) -> dict[str, Any]:
-    """Options of every Triton launch on `device`: begin while the kernel before is ending, where the device can."""
-    return {"DEPENDENT": True, "launch_pdl": True} if can_depend(device) else {"DEPENDENT": False}
 
 
 @functools.cache

@@ -11,10 +11,32 @@ import torch
 from torch import Tensor
 
 from pegainfer_core.ops import token_cpu
-from pegainfer_core.ops.attention import Attention
+from pegainfer_core.ops.attention import Attention, StackedHeads
 from pegainfer_core.ops.dispatch import use_cpu, use_triton
 from pegainfer_core.ops.norm import RMSNorm
 from pegainfer_core.ops.rope import RotaryTable
+
+
+def rotate_and_attend(
+    qkv_TND: Tensor,
+    norms: tuple[RMSNorm, RMSNorm] | None,
+    rotary: RotaryTable,
+    positions_T: Tensor,
+    attention: Attention,
+    layer: int,
+    scale: float | None = None,
+) -> Tensor:
+    """`rotate_and_store`, then causal attention: [T, H, D]. `scale` defaults to D ** -0.5. qkv is used up."""
+    same_eps = norms is None or norms[0].eps == norms[1].eps
+    if same_eps and attention.backend.takes_heads and use_triton(qkv_TND):
+        heads = StackedHeads(
+            qkv_TND=qkv_TND,
+            norms=None if norms is None else (norms[0].weight, norms[1].weight, norms[0].eps),
+            tables=(rotary.cos_CN, rotary.sin_CN),
+            positions_T=positions_T,
+        )
+        return attention.attend_heads(layer, heads, scale)
+    return attention.attend(layer, rotate_and_store(qkv_TND, norms, rotary, positions_T, attention, layer), scale)
 
 
 def rotate_and_store(

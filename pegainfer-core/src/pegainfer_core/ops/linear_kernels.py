@@ -3,7 +3,7 @@
 Owns what runs on the device; tiles and grids are the caller's (ops/linear_triton.py). Two kernels compute, with float32
 sums, one of four products of x [T, K] and weight [N, K]: plain; of the RMS-normalised x (NORM); silu(gate) * up of a
 weight [2 N, K] (GATED); added to a residual (RESIDUAL). The norm costs no pass of its own: its factor is the same for
-the whole row, so it is applied to the finished sums. The third, for more tokens, computes the plain product only.
+the whole row, so it is applied to the finished sums.
 
 Shape suffixes, of one program: T tokens, N output features, K input features.
 """
@@ -13,21 +13,6 @@ Shape suffixes, of one program: T tokens, N output features, K input features.
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-
-@triton.jit
-def _prefetch(weight_ptr, first, begin, N, K, BLOCK_N: tl.constexpr, LINES: tl.constexpr):
-    """Ask the L2 cache for the first LINES lines of 128 bytes of the program's rows, from column `begin` on."""
-    LINE: tl.constexpr = 1024 // weight_ptr.dtype.element_ty.primitive_bitwidth
-    n_N = first + tl.arange(0, BLOCK_N)
-    k_L = begin + tl.arange(0, LINES) * LINE
-    place_NL = (weight_ptr + n_N.to(tl.int64)[:, None] * K + k_L[None, :]).to(tl.int64)
-    inside_NL = (n_N < N)[:, None] & (k_L < K)[None, :]
-    place_NL = tl.where(inside_NL, place_NL, weight_ptr.to(tl.int64))
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place_NL], dtype=tl.int32, is_pure=False, pack=1
-    )
 
 
 @triton.jit
@@ -77,8 +62,6 @@ def rows_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-    PREFETCH: tl.constexpr,
 ):
     """Multiply and add on the general units: for one token, or very few. Grid (blocks of N,).
 
@@ -87,14 +70,6 @@ def rows_kernel(
     """
     first = tl.program_id(0) * BLOCK_N
     second_part = tl.cast(N, tl.int64) * K
-    if DEPENDENT:
-        # weights do not depend on the kernel before; nothing else may be touched before gdc_wait
-        if PREFETCH > 0:
-            _prefetch(weight_ptr, first, 0, N, K, BLOCK_N, PREFETCH)
-            if GATED:
-                _prefetch(weight_ptr + second_part, first, 0, N, K, BLOCK_N, PREFETCH)
-        gdc_wait()
-        gdc_launch_dependents()
     t_T11 = tl.arange(0, BLOCK_T)[:, None, None]
     n_1N1 = first + tl.arange(0, BLOCK_N)[None, :, None]
     x_ptrs = x_ptr + t_T11 * stride_x
@@ -150,8 +125,6 @@ def tiles_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-    PREFETCH: tl.constexpr,
     WEIGHT_FIRST: tl.constexpr,
     IEEE: tl.constexpr,
 ):
@@ -164,14 +137,6 @@ def tiles_kernel(
     PRECISION: tl.constexpr = "ieee" if IEEE else None
     first = tl.program_id(0) * BLOCK_N
     second_part = tl.cast(N, tl.int64) * K
-    if DEPENDENT:
-        # weights do not depend on the kernel before; nothing else may be touched before gdc_wait
-        if PREFETCH > 0:
-            _prefetch(weight_ptr, first, 0, N, K, BLOCK_N, PREFETCH)
-            if GATED:
-                _prefetch(weight_ptr + second_part, first, 0, N, K, BLOCK_N, PREFETCH)
-        gdc_wait()
-        gdc_launch_dependents()
     t_T1 = tl.arange(0, BLOCK_T)[:, None]
     n_N1 = first + tl.arange(0, BLOCK_N)[:, None]
     x_ptrs = x_ptr + t_T1 * stride_x
@@ -206,58 +171,6 @@ def tiles_kernel(
         *(total, up, residual_ptr, out_ptr, first, T, N, stride_residual),
         *(GATED, RESIDUAL, BLOCK_T, BLOCK_N),
     )
-
-
-@triton.jit(do_not_specialize=["T"])
-def parts_kernel(
-    x_ptr,
-    weight_ptr,
-    out_ptr,
-    T,
-    N,
-    K,
-    stride_x,
-    EVEN: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-    PREFETCH: tl.constexpr,
-    WEIGHT_FIRST: tl.constexpr,
-    IEEE: tl.constexpr,
-):
-    """Parts of the product, each summed over a part of K: out [parts, T, N]. Grid (blocks of N, parts).
-
-    Nothing stands between the loads and the matrix units, so that operands go through shared memory only.
-    """
-    PRECISION: tl.constexpr = "ieee" if IEEE else None
-    first = tl.program_id(0) * BLOCK_N
-    length = tl.cdiv(tl.cdiv(K, BLOCK_K), tl.num_programs(1)) * BLOCK_K
-    begin = tl.program_id(1) * length
-    end = tl.minimum(begin + length, K)
-    if DEPENDENT:
-        if PREFETCH > 0:
-            _prefetch(weight_ptr, first, begin, N, K, BLOCK_N, PREFETCH)
-        gdc_wait()
-        gdc_launch_dependents()
-    t_T1 = tl.arange(0, BLOCK_T)[:, None]
-    n_N1 = first + tl.arange(0, BLOCK_N)[:, None]
-    x_ptrs = x_ptr + t_T1 * stride_x
-    weight_ptrs = weight_ptr + n_N1.to(tl.int64) * K
-    rows: tl.constexpr = BLOCK_N if WEIGHT_FIRST else BLOCK_T
-    columns: tl.constexpr = BLOCK_T if WEIGHT_FIRST else BLOCK_N
-    total = tl.zeros([rows, columns], tl.float32)
-    for start in tl.range(begin, end, BLOCK_K, num_stages=STAGES):
-        k_1K = start + tl.arange(0, BLOCK_K)[None, :]
-        weight_NK = _load_weight(weight_ptrs + k_1K, (n_N1 < N) & (k_1K < K), EVEN)
-        x_TK = tl.load(x_ptrs + k_1K, mask=(t_T1 < T) & (k_1K < K), other=0.0)
-        total = _add_product(total, x_TK, weight_NK, WEIGHT_FIRST, PRECISION)
-    if WEIGHT_FIRST:
-        total = tl.trans(total)
-    n_1N = first + tl.arange(0, BLOCK_N)[None, :]
-    out_ptr += tl.program_id(1).to(tl.int64) * T * N
-    tl.store(out_ptr + t_T1 * N + n_1N, total.to(out_ptr.dtype.element_ty), mask=(t_T1 < T) & (n_1N < N))
 
 
 @triton.jit

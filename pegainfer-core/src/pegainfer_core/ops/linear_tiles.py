@@ -1,7 +1,8 @@
 """Which kernel and tile multiply a few tokens by a weight, or that cuBLAS does it better: a table of what was measured.
 
 Owns the rule for every shape; launches nothing and needs no Triton. Measured on one H200 only, with Qwen3-4B's weights in
-bfloat16: benchmarks/results/2026-12-01-h200-linear.json; other GPUs take the same. A weight near a measured one in both
+bfloat16: benchmarks/results/2026-12-01-h200-linear-apart.json (launches
+do not overlap; entries for 4 tokens: 2026-12-01-h200-linear.json); other GPUs take the same. A weight near a measured one in both
 dimensions takes its tiles. Any other takes, for one token, the tile that was within 4% of the best for every weight, and
 cuBLAS from two tokens on: which tile beats it there differs from weight to weight.
 """
@@ -27,14 +28,10 @@ class LinearTile:
     matrix_units: bool = False
     weight_first: bool = False
     """On the matrix units: the weight is the left operand."""
-    prefetch: int = 0
-    """Lines of 128 bytes of each row of the weight that are asked for before the inputs are there."""
-    parts: int = 1
-    """Into how many the depth is cut, each for programs of its own, where features alone make too few programs."""
 
 
-def _rows(features: int, depth: int, warps: int, stages: int, prefetch: int = 8) -> LinearTile:
-    return LinearTile(features=features, depth=depth, warps=warps, stages=stages, prefetch=prefetch)
+def _rows(features: int, depth: int, warps: int, stages: int) -> LinearTile:
+    return LinearTile(features=features, depth=depth, warps=warps, stages=stages)
 
 
 def _tokens_first(features: int, depth: int, warps: int, stages: int) -> LinearTile:
@@ -62,21 +59,21 @@ _MEASURED = (
         features=range(4096, 10241),
         depth=range(2048, 4097),
         tiles={
-            1: _rows(4, 512, 1, 3),  # 9.1, 12.7
-            2: _rows(2, 256, 1, 1),  # 11.4, 12.5
-            8: None,  # 12.8 at best, 12.1
-            16: _weight_first(64, 256, 4, 3),  # 11.5, 12.7
+            1: _rows(4, 512, 1, 3),  # 9.9, 12.7
+            2: _rows(4, 256, 1, 1),  # 11.6, 13.2
+            8: None,  # 13.4 at best, 12.8
+            16: _weight_first(64, 256, 4, 5),  # 12.1, 13.0
         },
     ),
     _Measured(  # 2560 x 4096: attention's output
         features=range(2048, 4096),
         depth=range(2048, 6145),
         tiles={
-            1: _rows(2, 1024, 4, 3),  # 7.1, 9.7
-            2: _rows(2, 1024, 4, 1),  # 8.6, 9.5
+            1: _rows(2, 1024, 4, 1),  # 7.3, 9.7
+            2: _rows(2, 512, 2, 1),  # 8.6, 9.7
             4: _tokens_first(16, 512, 2, 3),  # 8.7, 9.7
-            8: _weight_first(32, 256, 2, 5),  # 8.5, 9.7
-            16: _tokens_first(16, 256, 2, 5),  # 8.8, 9.8
+            8: _weight_first(32, 256, 2, 5),  # 9.0, 10.0
+            16: _tokens_first(16, 256, 2, 5),  # 9.4, 10.0
         },
     ),
     _Measured(  # 2 x 9728 x 2560: gate and up
@@ -84,27 +81,27 @@ _MEASURED = (
         features=range(6144, 16385),
         depth=range(2048, 4097),
         tiles={
-            1: _rows(2, 512, 1, 3),  # 26.7, 32.4
-            8: _weight_first(16, 256, 1, 3),  # 29.4, 33.0
-            16: _tokens_first(64, 128, 4, 3),  # 31.7, 33.1
+            1: _rows(2, 512, 2, 1),  # 27.1, 34.0
+            8: _weight_first(16, 128, 1, 3),  # 27.9, 34.6
+            16: _tokens_first(32, 128, 4, 3),  # 29.9, 35.0
         },
     ),
     _Measured(  # 2560 x 9728: down
         features=range(2048, 4096),
         depth=range(6145, 16385),
         tiles={
-            1: _rows(2, 512, 1, 3),  # 14.2, 17.2
-            2: _rows(2, 2048, 8, 1),  # 16.5, 17.1
+            1: _rows(2, 1024, 4, 1),  # 14.3, 17.4
+            2: _rows(2, 512, 2, 1),  # 16.8, 17.3
             4: _tokens_first(16, 512, 2, 3),  # 17.1, 17.4
-            8: _weight_first(32, 256, 2, 5),  # 16.4, 17.6
-            16: _tokens_first(16, 512, 2, 3),  # 17.4, 17.8
+            8: _weight_first(32, 256, 2, 5),  # 17.1, 18.0
+            16: _tokens_first(16, 256, 2, 5),  # 18.3, 18.0
         },
     ),
     _Measured(  # 151936 x 2560: the vocabulary
         features=range(65536, 524289),
         depth=range(1024, 8193),
         tiles={
-            1: _rows(2, 512, 2, 1, 0),  # 173, 188
+            1: _rows(2, 512, 2, 1),  # 173, 188
             8: _weight_first(16, 512, 1, 3),  # 180, 191
             16: _weight_first(64, 256, 4, 5),  # 184, 192
             32: _weight_first(64, 128, 4, 3),  # 190, 195

@@ -14,8 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from pegainfer_core.ops.dispatch import launch_options
-from pegainfer_core.ops.linear_kernels import parts_kernel, rows_kernel, tiles_kernel
+from pegainfer_core.ops.linear_kernels import rows_kernel, tiles_kernel
 from pegainfer_core.ops.linear_tiles import LinearTile
 
 
@@ -56,41 +55,20 @@ def linear(
     return out_TO
 
 
-def linear_parts(x_TI: Tensor, weight_OI: Tensor, tile: LinearTile) -> Tensor:
-    """[parts, T, O], whose sum over the parts is x @ weight^T: for a kernel that does more with it.
-
-    In float32 if there are several, otherwise in x's type.
-    """
-    assert tile.matrix_units, "only their kernel cuts the depth"
-    (tokens, depth), features = x_TI.shape, weight_OI.shape[0]
-    dtype = x_TI.dtype if tile.parts == 1 else torch.float32
-    out_PTO = torch.empty(tile.parts, tokens, features, dtype=dtype, device=x_TI.device)
-    parts_kernel[(triton.cdiv(features, tile.features), tile.parts)](
-        *(x_TI, weight_OI, out_PTO, tokens, features, depth, x_TI.stride(0)),
-        **_tile_options(x_TI, weight_OI, tile, features),
-    )
-    return out_PTO
-
-
 def _tile_options(x_TI: Tensor, weight: Tensor, tile: LinearTile, features: int) -> dict[str, Any]:
     """What all kernels are told about their tile."""
     assert x_TI.stride(1) == 1 and weight.is_contiguous(), "rows must be dense"
     options: dict[str, Any] = {}
     if tile.matrix_units:
         options = {"WEIGHT_FIRST": tile.weight_first, "IEEE": x_TI.dtype == torch.float32}
-    return (
-        options
-        | launch_options(x_TI.device)
-        | {
-            "EVEN": features % tile.features == 0 and x_TI.shape[1] % tile.depth == 0,
-            "BLOCK_T": _token_block(x_TI.shape[0], tile),
-            "BLOCK_N": tile.features,
-            "BLOCK_K": tile.depth,
-            "STAGES": tile.stages,
-            "PREFETCH": tile.prefetch,
-            "num_warps": tile.warps,
-        }
-    )
+    return options | {
+        "EVEN": features % tile.features == 0 and x_TI.shape[1] % tile.depth == 0,
+        "BLOCK_T": _token_block(x_TI.shape[0], tile),
+        "BLOCK_N": tile.features,
+        "BLOCK_K": tile.depth,
+        "STAGES": tile.stages,
+        "num_warps": tile.warps,
+    }
 
 
 def _token_block(tokens: int, tile: LinearTile) -> int:

@@ -11,23 +11,6 @@ Shape suffixes: E hidden size, F intermediate size; of one program: H heads, N h
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-
-@triton.jit
-def _prefetch_rows(ptr, rows, width, program, programs, LINES: tl.constexpr):
-    """Ask the L2 cache for the first LINES lines of 128 bytes of the rows that fall to this program."""
-    BLOCK_R: tl.constexpr = 64
-    LINE: tl.constexpr = 1024 // ptr.dtype.element_ty.primitive_bitwidth
-    share = tl.cdiv(rows, programs)
-    end = tl.minimum((program + 1) * share, rows)
-    for start in range(program * share, end, BLOCK_R):
-        row_R1 = tl.minimum(start + tl.arange(0, BLOCK_R), end - 1)[:, None]
-        column_1L = tl.minimum(tl.arange(0, LINES) * LINE, width - 1)[None, :]
-        address_RL = (ptr + row_R1.to(tl.int64) * width + column_1L).to(tl.int64)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address_RL], dtype=tl.int32, is_pure=False, pack=1
-        )
 
 
 @triton.jit
@@ -40,35 +23,18 @@ def norm_kernel(
     E,
     stride_x,
     stride_residual,
-    stride_part,
     eps,
-    next_ptr,
-    next_rows,
-    next_width,
     ADD: tl.constexpr,
-    PARTS: tl.constexpr,
     BLOCK_E: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-    LINES: tl.constexpr,
 ):
-    """RMS norm of x, or (ADD) of x + residual, which is stored too. x is the sum of PARTS tensors. Grid (tokens,).
-
-    The first LINES lines of each row of the weight that is read next are asked for meanwhile.
-    """
+    """RMS norm of x, or (ADD) of x + residual, which is stored too. Grid (tokens,)."""
     DTYPE: tl.constexpr = out_ptr.dtype.element_ty
-    if LINES > 0:
-        _prefetch_rows(next_ptr, next_rows, next_width, tl.program_id(0), tl.num_programs(0), LINES)
     token = tl.program_id(0).to(tl.int64)
     offset_E = tl.arange(0, BLOCK_E)
     inside_E = offset_E < E
     weight_E = tl.load(weight_ptr + offset_E, mask=inside_E, other=0.0).to(tl.float32)
-    if DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
     x_ptr += token * stride_x
     x_E = tl.load(x_ptr + offset_E, mask=inside_E, other=0.0).to(tl.float32)
-    for part in tl.static_range(1, PARTS):
-        x_E += tl.load(x_ptr + part * stride_part + offset_E, mask=inside_E, other=0.0).to(tl.float32)
     if ADD:
         residual_E = tl.load(residual_ptr + token * stride_residual + offset_E, mask=inside_E, other=0.0)
         x_E = (x_E + residual_E.to(tl.float32)).to(DTYPE)
@@ -85,22 +51,10 @@ def silu_mul_kernel(
     out_ptr,
     F,
     stride_token,
-    next_ptr,
-    next_rows,
-    next_width,
     BLOCK_F: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-    LINES: tl.constexpr,
 ):
-    """silu(gate) * up of rows [gate, up]. Grid (tokens, blocks of F). LINES: see norm_kernel."""
-    if LINES > 0:
-        program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-        programs = tl.num_programs(0) * tl.num_programs(1)
-        _prefetch_rows(next_ptr, next_rows, next_width, program, programs, LINES)
+    """silu(gate) * up of rows [gate, up]. Grid (tokens, blocks of F)."""
     DTYPE: tl.constexpr = gate_up_ptr.dtype.element_ty
-    if DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     offset_F = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
     inside_F = offset_F < F
@@ -152,16 +106,12 @@ def heads_kernel(
     HALF: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     """Norm (NORM) and rotation of query and key heads; queries to their tensor, keys and values to their pages.
 
     Grid (tokens, blocks of all heads).
     """
     DTYPE: tl.constexpr = qkv_ptr.dtype.element_ty
-    if DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     head_H = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     query_H = head_H < HEADS
@@ -210,15 +160,11 @@ def arg_max_parts_kernel(
     stride_row,
     num_parts,
     BLOCK_V: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     """The largest of BLOCK_V logits and the lowest id that has it; NaN in the place of the largest if there is any.
 
     Grid (rows, parts).
     """
-    if DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     id_V = part * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -242,12 +188,8 @@ def arg_max_kernel(
     num_parts,
     vocab_size,
     BLOCK_C: tl.constexpr,
-    DEPENDENT: tl.constexpr,
 ):
     """Join the parts of a row: the arg max, and 1 where the largest logit is finite. Grid (rows,)."""
-    if DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     offset_C = tl.arange(0, BLOCK_C)
     inside_C = offset_C < num_parts

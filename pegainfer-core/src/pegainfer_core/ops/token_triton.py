@@ -13,7 +13,6 @@ import torch
 import triton
 from torch import Tensor
 
-from pegainfer_core.ops.dispatch import launch_options
 from pegainfer_core.ops.token_kernels import (
     arg_max_kernel,
     arg_max_parts_kernel,
@@ -25,62 +24,43 @@ from pegainfer_core.ops.token_kernels import (
 ARG_MAX_BLOCK = 4096
 HEADS_BLOCK = 8
 
-NEXT_LINES = 8
-"""Lines of 128 bytes of each row of the weight that is read next."""
 
-
-def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float, then: Tensor | None = None) -> Tensor:
-    """See norm.rms_norm. The beginning of `then`, a weight [O, E], is fetched into the cache meanwhile."""
-    return _norm(x_TE[None], None, weight_E, eps, then)[0]
+def rms_norm(x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
+    """See norm.rms_norm."""
+    return _norm(x_TE, None, weight_E, eps)[0]
 
 
 def add_rms_norm(x_TE: Tensor, residual_TE: Tensor, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See norm.add_rms_norm."""
-    return _norm(x_TE[None], residual_TE, weight_E, eps)
+    return _norm(x_TE, residual_TE, weight_E, eps)
 
 
-def add_parts_rms_norm(
-    x_PTE: Tensor, residual_TE: Tensor, weight_E: Tensor, eps: float, then: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """See norm.add_rms_norm; x is the sum over P of float32 parts, and is not rounded before the residual is added."""
-    return _norm(x_PTE, residual_TE, weight_E, eps, then)
-
-
-def _norm(
-    x_PTE: Tensor, residual_TE: Tensor | None, weight_E: Tensor, eps: float, then: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    parts, tokens, size = x_PTE.shape
-    out_TE = torch.empty(tokens, size, dtype=weight_E.dtype, device=x_PTE.device)
+def _norm(x_TE: Tensor, residual_TE: Tensor | None, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    tokens, size = x_TE.shape
+    out_TE = torch.empty(tokens, size, dtype=weight_E.dtype, device=x_TE.device)
     sum_TE = out_TE if residual_TE is None else torch.empty_like(out_TE)
-    residual = x_PTE[0] if residual_TE is None else residual_TE
-    assert x_PTE.stride(2) == 1 and residual.stride(1) == 1, "rows must be dense"
+    residual = x_TE if residual_TE is None else residual_TE
+    assert x_TE.stride(1) == 1 and residual.stride(1) == 1, "rows must be dense"
     block = triton.next_power_of_2(size)
     norm_kernel[(tokens,)](
-        *(x_PTE, residual, weight_E, out_TE, sum_TE),
-        *(size, x_PTE.stride(1), residual.stride(0), x_PTE.stride(0), eps),
-        *((weight_E, 0, 0) if then is None else (then, *then.shape)),
+        *(x_TE, residual, weight_E, out_TE, sum_TE),
+        *(size, x_TE.stride(0), residual.stride(0), eps),
         ADD=residual_TE is not None,
-        PARTS=parts,
-        LINES=0 if then is None else NEXT_LINES,
         BLOCK_E=block,
         num_warps=min(max(block // 512, 1), 16),
-        **launch_options(x_PTE.device),
     )
     return out_TE, sum_TE
 
 
-def silu_mul(gate_up_T2F: Tensor, then: Tensor | None = None) -> Tensor:
-    """See activation.silu_mul. The beginning of `then`, a weight [O, F], is fetched into the cache meanwhile."""
+def silu_mul(gate_up_T2F: Tensor) -> Tensor:
+    """See activation.silu_mul."""
     tokens, size = gate_up_T2F.shape[0], gate_up_T2F.shape[1] // 2
     out_TF = torch.empty(tokens, size, dtype=gate_up_T2F.dtype, device=gate_up_T2F.device)
     block = min(1024, triton.next_power_of_2(size))
     silu_mul_kernel[(tokens, triton.cdiv(size, block))](
         *(gate_up_T2F, out_TF, size, gate_up_T2F.stride(0)),
-        *((gate_up_T2F, 0, 0) if then is None else (then, *then.shape)),
-        LINES=0 if then is None else NEXT_LINES,
         BLOCK_F=block,
         num_warps=4,
-        **launch_options(gate_up_T2F.device),
     )
     return out_TF
 
@@ -92,8 +72,12 @@ def rotate_and_store(
     positions_T: Tensor,
     caches: tuple[Tensor, Tensor],
     write_index_T: Tensor,
+    out_THD: Tensor | None = None,
 ) -> Tensor:
-    """See heads.rotate_and_store. `norms`: weights of queries and keys, and epsilon; `tables`: cos, sin [C, D / 2]."""
+    """See heads.rotate_and_store. `norms`: weights of queries and keys, and epsilon; `tables`: cos, sin [C, D / 2].
+
+    The queries go to `out_THD`, dense, if it is given.
+    """
     k_cache_PSKD, v_cache_PSKD = caches
     tokens, all_heads, head_dim = qkv_TND.shape
     kv_heads = k_cache_PSKD.shape[2]
@@ -102,7 +86,9 @@ def rotate_and_store(
     assert qkv_TND.stride()[1:] == (head_dim, 1) and cos_CN.is_contiguous() and sin_CN.is_contiguous()
     assert k_cache_PSKD.stride() == v_cache_PSKD.stride() and k_cache_PSKD.stride(3) == 1
     assert k_cache_PSKD.stride(0) == k_cache_PSKD.shape[1] * k_cache_PSKD.stride(1), "slots must be evenly spaced"
-    q_THD = torch.empty(tokens, heads, head_dim, dtype=qkv_TND.dtype, device=qkv_TND.device)
+    q_THD = out_THD
+    if q_THD is None:
+        q_THD = torch.empty(tokens, heads, head_dim, dtype=qkv_TND.dtype, device=qkv_TND.device)
     query_weight, key_weight, eps = (q_THD, q_THD, 0.0) if norms is None else norms
     heads_kernel[(tokens, triton.cdiv(all_heads, HEADS_BLOCK))](
         *(qkv_TND, query_weight, key_weight, cos_CN, sin_CN, positions_T, write_index_T),
@@ -115,7 +101,6 @@ def rotate_and_store(
         BLOCK_H=HEADS_BLOCK,
         BLOCK_N=triton.next_power_of_2(head_dim // 2),
         num_warps=4,
-        **launch_options(qkv_TND.device),
     )
     return q_THD
 
@@ -127,17 +112,14 @@ def greedy(logits_RV: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     best_RC = torch.empty(rows, num_parts, dtype=torch.float32, device=device)
     id_RC = torch.empty(rows, num_parts, dtype=torch.int32, device=device)
     token_id_R, finite_R = (torch.empty(rows, dtype=torch.int64, device=device) for _ in range(2))
-    options = launch_options(device)
     arg_max_parts_kernel[(rows, num_parts)](
         *(logits_RV, best_RC, id_RC, vocab_size, logits_RV.stride(0), num_parts),
         BLOCK_V=ARG_MAX_BLOCK,
         num_warps=4,
-        **options,
     )
     arg_max_kernel[(rows,)](
         *(best_RC, id_RC, token_id_R, finite_R, num_parts, vocab_size),
         BLOCK_C=triton.next_power_of_2(num_parts),
         num_warps=1,
-        **options,
     )
     return token_id_R, finite_R

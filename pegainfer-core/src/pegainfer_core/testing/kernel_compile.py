@@ -17,7 +17,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from pegainfer_core.ops import attention_triton, dispatch, linear_triton, token_triton
+from pegainfer_core.ops import attention_triton, linear_triton, token_triton
+from pegainfer_core.ops.attention import StackedHeads
 from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile
 from pegainfer_core.testing.paged_attention import paged_batch
 
@@ -31,12 +32,11 @@ SHAPES = [
 ]
 """Of attention."""
 
-PARTS_TILE = LinearTile(features=64, depth=32, warps=4, stages=3, matrix_units=True, weight_first=True, parts=4)
-MATRIX_TILE = LinearTile(features=16, depth=32, warps=1, stages=3, matrix_units=True, weight_first=True, prefetch=8)
+MATRIX_TILE = LinearTile(features=16, depth=32, warps=1, stages=3, matrix_units=True, weight_first=True)
 
 KERNELS = {
-    attention_triton: ("attend_kernel", "merge_kernel", "write_kernel"),
-    linear_triton: ("rows_kernel", "tiles_kernel", "parts_kernel"),
+    attention_triton: ("attend_kernel", "decode_kernel", "merge_kernel", "write_kernel"),
+    linear_triton: ("rows_kernel", "tiles_kernel"),
     token_triton: ("norm_kernel", "silu_mul_kernel", "heads_kernel", "arg_max_parts_kernel", "arg_max_kernel"),
 }
 
@@ -74,7 +74,6 @@ def main() -> None:
     kernels = {(module, name): getattr(module, name) for module, names in KERNELS.items() for name in names}
     for capability in CAPABILITIES:
         driver.set_active(_OfflineDriver(capability))
-        setattr(dispatch, "can_depend", lambda _device, capability=capability: capability >= 90)  # noqa: B010
         for facts, launch in itertools.chain(_attention_launches(), _operation_launches()):
             report = functools.partial(_report, {"capability": capability} | facts)
             for (module, name), kernel in kernels.items():
@@ -106,7 +105,6 @@ def _operation_launches() -> Iterator[tuple[dict[str, Any], Callable[[], object]
             yield facts, functools.partial(plain, norm_I=x[0], eps=1e-6)
             yield facts, functools.partial(plain, norm_I=x[0], eps=1e-6, gated=True)
             yield facts, functools.partial(plain, residual_TO=torch.empty(tokens, 5120, dtype=dtype))
-        yield facts, functools.partial(linear_triton.linear_parts, x, weight, PARTS_TILE)
         yield facts, functools.partial(token_triton.rms_norm, x, x[0], 1e-6)
         yield facts, functools.partial(token_triton.add_rms_norm, x, x, x[0], 1e-6)
         yield facts, functools.partial(token_triton.silu_mul, x)
@@ -115,8 +113,16 @@ def _operation_launches() -> Iterator[tuple[dict[str, Any], Callable[[], object]
         positions_T, table = torch.zeros(1, dtype=torch.int64), torch.empty(64, 64)
         heads = functools.partial(token_triton.rotate_and_store, x[:1, :1536].view(1, 12, 128))
         pages = (batch.caches, batch.metadata.write_index_T)
+        backend = attention_triton.TritonAttention(torch.device("cpu"))
         for norms in (None, (x[0], x[0], 1e-6)):
             yield facts, functools.partial(heads, norms, (table, table), positions_T, *pages)
+            stacked = StackedHeads(
+                qkv_TND=x[:1, :1536].view(1, 12, 128),
+                norms=norms,
+                tables=(table, table),
+                positions_T=positions_T,
+            )
+            yield facts, functools.partial(backend.attend_heads, stacked, *batch.caches, batch.metadata, 0.1)
 
 
 def _report(facts: dict[str, Any], compiled: Any) -> None:

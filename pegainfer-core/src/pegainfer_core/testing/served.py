@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,9 @@ class Served:
         self.process = process
         self.url = url
         self.log = log
+        # a pipe that nobody reads would fill up and hold the server
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     @property
     def engine_pid(self) -> int:
@@ -34,9 +38,13 @@ class Served:
 
     def wait(self, timeout: float = 60) -> int:
         """Exit code, once it has ended; the rest of its output is then in `log`."""
-        assert self.process.stdout is not None
-        self.log.extend(self.process.stdout)
+        self._reader.join(timeout)
         return self.process.wait(timeout)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with contextlib.suppress(ValueError):  # closed when the test is over
+            self.log.extend(self.process.stdout)
 
 
 @contextlib.contextmanager
