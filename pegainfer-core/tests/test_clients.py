@@ -14,15 +14,21 @@ import pytest
 from pegainfer_core.client import EngineClient
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.engine import DeviceLostError, Engine
+from pegainfer_core.engine_loop import run_engine
 from pegainfer_core.errors import EngineDeadError
 from pegainfer_core.kv.cache import KVCache
 from pegainfer_core.messages import (
     TO_ENGINE_DECODER,
     TO_ENGINE_ENCODER,
+    AbortRequests,
     AddRequest,
     EngineInfo,
+    FromEngine,
     LoadProgress,
     RequestOutput,
+    Shutdown,
+    StepOutputs,
+    ToEngine,
     pack_ids,
 )
 from pegainfer_core.plan import StepPlan
@@ -215,3 +221,34 @@ def test_a_thread_client_gives_the_fake_runners_tokens() -> None:
         return tokens
 
     assert asyncio.run(run()) == expected_output(PROMPT, 5, 8, frozenset())
+
+
+class ScriptedChannel:
+    """Hands over one list of messages for each wait, and remembers for which of its calls the engine would have slept."""
+
+    def __init__(self, *batches: list[ToEngine]) -> None:
+        self._batches = list(batches)
+        self.waits: list[bool] = []
+        self.sent: list[FromEngine] = []
+
+    def receive(self, *, wait: bool) -> list[ToEngine]:
+        """See Channel."""
+        self.waits.append(wait)
+        return self._batches.pop(0) if wait else []
+
+    def send(self, message: FromEngine) -> None:
+        """See Channel."""
+        self.sent.append(message)
+
+
+def test_an_idle_engine_sleeps_until_a_message_comes() -> None:
+    """F16: it looks at its inbox without waiting only while it has work."""
+    request = AddRequest("a", PROMPT, SamplingParams(max_tokens=3, ignore_eos=True))
+    channel = ScriptedChannel([request], [AbortRequests(["unknown"])], [Shutdown()])
+    assert run_engine(fake_start(), channel, prepare_when_idle=False)
+    steps = [message for message in channel.sent if isinstance(message, StepOutputs)]
+    assert sum(len(output.token_ids) for step in steps for output in step.outputs) == 3
+    idle = [index for index, wait in enumerate(channel.waits) if wait]
+    assert idle[0] == 0
+    assert idle[-2:] == [len(channel.waits) - 2, len(channel.waits) - 1], "after the last token it only sleeps"
+    assert len(idle) == 3
