@@ -36,6 +36,8 @@ class Tokenizer:
     eos_token_id: int | None
     special_ids: frozenset[int]
     """Ids that `skip_special_tokens` leaves out."""
+    control_texts: frozenset[str]
+    """Spellings that `encode` turns into one id wherever they stand. Single characters and white space are not among them."""
     special_tokens: Mapping[str, str]
     """Named tokens (bos_token, ...) and their text, as chat templates see them."""
 
@@ -52,6 +54,7 @@ class Tokenizer:
         self.bos_token_id = named.get("bos_token")
         self.eos_token_id = named.get("eos_token")
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.control_texts = frozenset(token.content for token in added.values() if len(token.content.strip()) > 1)
         self._backend = backend
         self._bytes = token_bytes_of(backend)
         self._length = TokenLength(backend, vocabulary)

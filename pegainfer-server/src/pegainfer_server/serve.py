@@ -57,6 +57,8 @@ class ServerOptions:
     """Whether sampling values of generation_config.json are defaults of requests; its EOS ids count either way."""
     reasoning_field: ReasoningField = "reasoning_content"
     """Under which name chat completions tell thinking."""
+    plain_messages: bool = False
+    """Whether control tokens that users and tools spell stay text."""
     log_level: str = "info"
     ui: bool = True
     """Whether there is a web page at /."""
@@ -96,7 +98,7 @@ def run_server(config: EngineConfig, options: ServerOptions) -> int:
         lifecycle = Lifecycle(
             state,
             listener,
-            lambda state: load_model(config, plugins, client, state, checkpoint_defaults=options.checkpoint_defaults),
+            lambda state: load_model(config, plugins, client, state, options),
             add_routes=lambda app, client: add_plugin_routes(plugins, app, client),
             shutdown_timeout=options.shutdown_timeout,
             begun=begun,
@@ -108,7 +110,7 @@ def run_server(config: EngineConfig, options: ServerOptions) -> int:
 
 
 async def load_model(
-    config: EngineConfig, plugins: Plugins, client: ProcessClient, state: ServerState, *, checkpoint_defaults: bool
+    config: EngineConfig, plugins: Plugins, client: ProcessClient, state: ServerState, options: ServerOptions
 ) -> None:
     """Resolve the checkpoint, then start the engine and load the text tools beside it."""
     await client.spawn()
@@ -119,20 +121,27 @@ async def load_model(
     await client.start()
     from pegainfer_server.sampling import defaults_from_generation_config  # takes a while, beside the engine
 
-    if checkpoint_defaults:
+    if options.checkpoint_defaults:
         state.default_sampling = defaults_from_generation_config(resolved.checkpoint.generation_config)
     log.info("engine config %s", msgspec.json.encode(resolved.config).decode())
-    text = asyncio.create_task(in_daemon_thread(lambda: load_text_tools(resolved)))
+    text = asyncio.create_task(
+        in_daemon_thread(lambda: load_text_tools(resolved, plain_messages=options.plain_messages))
+    )
     ready = asyncio.create_task(client.wait_ready())
     await _first_failure(text, ready)
     tokenizer, state.chat_format = text.result()
     state.tokenizer = tokenizer
 
 
-def load_text_tools(resolved: ResolvedModel) -> tuple[Tokenizer, ChatFormat]:
+def load_text_tools(resolved: ResolvedModel, *, plain_messages: bool) -> tuple[Tokenizer, ChatFormat]:
     """The checkpoint's tokenizer and chat format. Raises CheckpointError or PluginError."""
     tokenizer = resolved.load_tokenizer()
-    return tokenizer, resolved.load_chat_format(tokenizer)
+    chat_format = resolved.load_chat_format(tokenizer)
+    if plain_messages:
+        from pegainfer_core.plain_messages import PlainMessages
+
+        chat_format = PlainMessages(chat_format, tokenizer)
+    return tokenizer, chat_format
 
 
 def add_plugin_routes(plugins: Plugins, app: FastAPI, client: EngineClient) -> None:

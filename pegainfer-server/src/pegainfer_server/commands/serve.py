@@ -69,6 +69,13 @@ def serve(
         int,
         typer.Option(parser=parse_size, metavar="SIZE", help="Largest request body."),
     ] = "32MiB",  # type: ignore[assignment]  # the parser reads it
+    plain_messages: Annotated[
+        bool,
+        typer.Option(
+            "--plain-messages/--no-plain-messages",
+            help="Control tokens that messages of users and tools spell stay text: they cannot end a turn or begin another.",
+        ),
+    ] = False,
     ui: Annotated[
         bool, typer.Option("--ui/--no-ui", help="Show browsers a page with a chat and a live view at /.")
     ] = True,
@@ -108,6 +115,7 @@ def serve(
         max_body_bytes=max_body_size,
         checkpoint_defaults=generation_config == "auto",
         reasoning_field=reasoning_field,
+        plain_messages=plain_messages,
         log_level=log_level,
         ui=ui,
         log_format=log_format,
