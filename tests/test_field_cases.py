@@ -27,7 +27,7 @@ CASES = {
 
 
 @cache
-def tests_of(file: str) -> set[str]:
+def names_in(file: str) -> set[str]:
     """Names of the test functions of a module."""
     path = ROOT / file
     tree = ast.parse(path.read_text(encoding="utf-8")) if path.is_file() else ast.Module([], [])
@@ -51,4 +51,4 @@ def test_a_row_names_tests_that_exist_or_says_why_there_is_none(case: str) -> No
     named = re.findall(r"`([\w/.-]+)::(\w+)`", tests)
     assert tests == "<br>".join(f"`{file}::{name}`" for file, name in named)
     assert named
-    assert [f"{file}::{name}" for file, name in named if name not in tests_of(file)] == []
+    assert [f"{file}::{name}" for file, name in named if name not in names_in(file)] == []
