@@ -92,6 +92,7 @@ FLAGS = {
         "--reasoning-field",
         "--max-body-size",
         "--max-requests-per-minute",
+        "--otlp-traces-endpoint",
         "--port",
         "--served-model-name",
         "--shutdown-timeout",

@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from pegainfer_server import histogram as h
+from pegainfer_server.request_times import EndedRequest, ObserveRequest, caller_trace
 from pegainfer_server.state import ServerState
 
 ENGINE_LABELS = ("model_name", "engine")
@@ -45,7 +46,18 @@ _HISTOGRAMS = {
 class RequestRecord:
     """Times of one engine request, told to the metrics as they happen. `end` must be called exactly once."""
 
-    __slots__ = ("_arrival", "_cached", "_first", "_last", "_metrics", "_prompt_tokens", "_times", "_tokens")
+    __slots__ = (
+        "_arrival",
+        "_cached",
+        "_first",
+        "_last",
+        "_metrics",
+        "_prompt_tokens",
+        "_request_id",
+        "_times",
+        "_tokens",
+        "_trace",
+    )
 
     def __init__(self, metrics: ServerMetrics, arrival: float, request: AddRequest) -> None:
         self._metrics = metrics
@@ -54,6 +66,8 @@ class RequestRecord:
         self._first: float | None = None
         self._last = arrival
         self._tokens = 0
+        self._request_id = request.request_id
+        self._trace = caller_trace.get()
         self._cached: int | None = None
         self._times: tuple[float, float] | None = None
         metrics.observe("request_params_max_tokens", request.params.max_tokens or 0)
@@ -92,6 +106,25 @@ class RequestRecord:
             observe("request_prefill_time_seconds", prefill)
             observe("request_decode_time_seconds", decode)
             observe("request_inference_time_seconds", prefill + decode)
+        if self._metrics.on_request:
+            self._tell(finish_reason)
+
+    def _tell(self, finish_reason: str) -> None:
+        ended = EndedRequest(
+            request_id=self._request_id,
+            trace=self._trace,
+            arrival=self._arrival,
+            ended=time.perf_counter(),
+            first_token=self._first,
+            last_token=None if self._first is None else self._last,
+            engine_times=self._times,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached or 0,
+            output_tokens=self._tokens,
+            finish_reason=finish_reason,
+        )
+        for observe in self._metrics.on_request:
+            observe(ended)
 
 
 class ServerMetrics(Collector):
@@ -105,6 +138,7 @@ class ServerMetrics(Collector):
         self.finished: Counter[str] = Counter()
         self._http_count: Counter[tuple[str, str, str]] = Counter()
         self._http_seconds: dict[tuple[str, str], h.Histogram] = {}
+        self.on_request: list[ObserveRequest] = state.on_request
         self._registry = CollectorRegistry()
         self._registry.register(self)
 

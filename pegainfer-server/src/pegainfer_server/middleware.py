@@ -20,6 +20,7 @@ from pegainfer_server.http_errors import ApiError, as_api_error
 from pegainfer_server.metrics import ServerMetrics
 from pegainfer_server.probes import PROBE_PATHS
 from pegainfer_server.rate_limit import RateLimit
+from pegainfer_server.request_times import TRACE_HEADERS, caller_trace
 from pegainfer_server.state import ServerState
 from pegainfer_server.web_ui import is_ui
 
@@ -51,10 +52,12 @@ class Gate:
             await send({"type": "websocket.close", "code": 1008, "reason": "a valid API key is needed"})
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = Headers(scope=scope).get("x-request-id", "")
+        headers = Headers(scope=scope)
+        request_id = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex
         token = current_request_id.set(request_id)
+        trace_token = caller_trace.set({name: headers[name] for name in TRACE_HEADERS if name in headers})
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -83,6 +86,7 @@ class Gate:
             if status and scope["path"] not in UNCOUNTED_PATHS:
                 handler = getattr(scope.get("route"), "path", "none")
                 self._metrics.http(scope["method"], handler, status, seconds)
+            caller_trace.reset(trace_token)
             current_request_id.reset(token)
 
     def _refusal(self, scope: Scope) -> ApiError | None:

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -69,6 +69,8 @@ class ServerOptions:
     """0: no limit."""
     stall_timeout: float = DEFAULT_STALL_TIMEOUT
     tls: Tls | None = None
+    otlp_traces_endpoint: str | None = None
+    """URL of an OpenTelemetry collector; None: no traces."""
 
 
 def run_server(config: EngineConfig, options: ServerOptions) -> int:
@@ -105,8 +107,24 @@ def run_server(config: EngineConfig, options: ServerOptions) -> int:
             tls=options.tls,
             log_format=options.log_format,
         )
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with _tracing(options, state), asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(lifecycle.run())
+
+
+@contextlib.contextmanager
+def _tracing(options: ServerOptions, state: ServerState) -> Iterator[None]:
+    """Traces of all requests, where they are asked for; what is left of them is sent at the end."""
+    if options.otlp_traces_endpoint is None:
+        yield
+        return
+    from pegainfer_server.tracing import open_tracing
+
+    tracing = open_tracing(options.otlp_traces_endpoint, state.model_names[0])
+    state.on_request.append(tracing.on_request)
+    try:
+        yield
+    finally:
+        tracing.close()
 
 
 async def load_model(

@@ -17,6 +17,7 @@ from pegainfer_core.messages import EngineInfo
 
 from pegainfer_server.http_errors import ApiError
 from pegainfer_server.liveness import DEFAULT_STALL_TIMEOUT, Liveness
+from pegainfer_server.request_times import ObserveRequest
 
 if TYPE_CHECKING:
     from pegainfer_core.chat import ChatFormat
@@ -57,6 +58,8 @@ class ServerState:
     """Set on shutdown: /health turns 503 and new requests are refused while live ones finish."""
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
     """Unix time of the start; what /v1/models reports."""
+    on_request: list[ObserveRequest] = dataclasses.field(default_factory=list)
+    """Called with each engine request when it has ended."""
     stall_timeout: float = DEFAULT_STALL_TIMEOUT
     """Seconds without a step after which an engine with open requests is not alive; 0: never."""
     liveness: Liveness = dataclasses.field(init=False)

@@ -93,6 +93,13 @@ def serve(
     ssl_ca_certs: Annotated[
         Path | None, typer.Option(help="Authorities one of which must have signed a client's certificate.")
     ] = None,
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="OpenTelemetry collector that gets a trace of each request, by OTLP over HTTP; extra tracing.",
+        ),
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="Least severe messages to log.")] = "info",
     log_format: Annotated[LogFormat, typer.Option(help="Lines of text, or one JSON object a line.")] = "text",
     log_prompts: Annotated[
@@ -123,6 +130,7 @@ def serve(
         allowed_origins=check_origins(allowed_origins),
         requests_per_minute=max_requests_per_minute,
         stall_timeout=stall_timeout,
+        otlp_traces_endpoint=otlp_traces_endpoint,
         tls=tls_files(ssl_certfile, ssl_keyfile, ssl_ca_certs),
     )
     raise typer.Exit(run_server(config, options))
