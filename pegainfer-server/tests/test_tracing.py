@@ -47,8 +47,8 @@ def times(span: ReadableSpan) -> tuple[int, int]:
 async def test_a_request_has_queue_prefill_and_decode(serve: Serve) -> None:
     traced = Traced()
     served = await serve(on_request=[traced.tracing.on_request])
-    for body in ({}, {"stream": True}, {"n": 2}):
-        body = {"prompt": "Hello", "max_tokens": 3, "ignore_eos": True, **body}
+    for fields in ({}, {"stream": True}, {"n": 2}):
+        body: dict[str, Any] = {"prompt": "Hello", "max_tokens": 3, "ignore_eos": True, **fields}
         await served.http.post("/v1/completions", json=body, headers={"traceparent": PARENT, "tracestate": "a=b"})
         spans = traced.take()
         count = body.get("n", 1)
