@@ -17,9 +17,10 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from pegainfer_core.ops import attention_triton, linear_triton, token_triton
+from pegainfer_core.ops import attention_triton, gdn_triton, linear_triton, token_triton
 from pegainfer_core.ops.attention import StackedHeads
 from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile
+from pegainfer_core.testing.gated_delta_net import layer_case
 from pegainfer_core.testing.paged_attention import paged_batch
 
 CAPABILITIES = (80, 90)
@@ -36,6 +37,7 @@ MATRIX_TILE = LinearTile(features=16, depth=32, warps=1, stages=3, matrix_units=
 
 KERNELS = {
     attention_triton: ("attend_kernel", "decode_kernel", "merge_kernel", "write_kernel"),
+    gdn_triton: ("step_kernel", "convolve_kernel", "prepare_kernel", "scan_kernel", "gated_norm_kernel"),
     linear_triton: ("rows_kernel", "tiles_kernel"),
     token_triton: ("norm_kernel", "silu_mul_kernel", "heads_kernel", "arg_max_parts_kernel", "arg_max_kernel"),
 }
@@ -74,7 +76,7 @@ def main() -> None:
     kernels = {(module, name): getattr(module, name) for module, names in KERNELS.items() for name in names}
     for capability in CAPABILITIES:
         driver.set_active(_OfflineDriver(capability))
-        for facts, launch in itertools.chain(_attention_launches(), _operation_launches()):
+        for facts, launch in itertools.chain(_attention_launches(), _delta_launches(), _operation_launches()):
             report = functools.partial(_report, {"capability": capability} | facts)
             for (module, name), kernel in kernels.items():
                 setattr(module, name, _CompileOnly(kernel, report))
@@ -86,6 +88,14 @@ def _attention_launches() -> Iterator[tuple[dict[str, Any], Callable[[], object]
         batch = paged_batch(rows, heads=(8, 2), head_dim=head_dim, page_size=16, dtype=dtype)
         backend = attention_triton.TritonAttention(torch.device("cpu"))
         yield {"dtype": str(dtype), "head_dim": head_dim}, functools.partial(batch.run, backend)
+
+
+def _delta_launches() -> Iterator[tuple[dict[str, Any], Callable[[], object]]]:
+    """Gated DeltaNet at the widths of published models, for one value head to a key head and for several."""
+    for dtype, heads in ((torch.bfloat16, 32), (torch.bfloat16, 16), (torch.float16, 48), (torch.float32, 32)):
+        case = layer_case([(1, 3), (100, 0)], heads=heads, key_heads=16, key_dim=128, value_dim=128).to(dtype, "cpu")
+        launch = functools.partial(gdn_triton.gated_delta_net, case.projected_TP, case.weights, case.states, 0)
+        yield {"dtype": str(dtype), "heads": heads}, functools.partial(launch, case.positions_T)
 
 
 def _tile(dtype: torch.dtype) -> LinearTile:
