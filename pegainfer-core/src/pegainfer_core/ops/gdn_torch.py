@@ -28,7 +28,7 @@ def gated_delta_net(
     assert lengths_are_exact(states, len(positions_T)), "the plain layer needs the rows' lengths on the host"
     conv_SWC, state_SHKV = states.layers[layer]
     _, heads, key_dim, value_dim = state_SHKV.shape
-    mixed_TC, z_TX, b_TH, a_TH = projected_TP.split([conv_SWC.shape[2], heads * value_dim, heads, heads], dim=-1)
+    mixed_TC, z_TX, b_TH, a_TH = torch.split(projected_TP, [conv_SWC.shape[2], heads * value_dim, heads, heads], dim=-1)
     g_TH, beta_TH = gates(a_TH, b_TH, weights.A_log_H, weights.dt_bias_H)
     outputs: list[Tensor] = []
     start = 0
@@ -78,9 +78,9 @@ def heads_of(mixed_XC: Tensor, heads: int, key_dim: int, value_dim: int) -> tupl
     """float32 (q, k, v), [X, H, K or V]: normalised, q scaled, and each key head repeated for its value heads."""
     key_channels = (mixed_XC.shape[-1] - heads * value_dim) // 2
     q_XGK, k_XGK, v_XHV = (
-        part.unflatten(-1, (-1, size)).float()
+        part.view(*part.shape[:-1], -1, size).float()
         for part, size in zip(
-            mixed_XC.split([key_channels, key_channels, heads * value_dim], dim=-1),
+            torch.split(mixed_XC, [key_channels, key_channels, heads * value_dim], dim=-1),
             (key_dim, key_dim, value_dim),
             strict=True,
         )
@@ -93,6 +93,12 @@ def heads_of(mixed_XC: Tensor, heads: int, key_dim: int, value_dim: int) -> tupl
 def unit(x: Tensor) -> Tensor:
     """Divided by its length over the last dimension."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPS)
+
+
+def _in_chunks(x_LHX: Tensor, size: int) -> Tensor:
+    """[H, N, B, X] of [L, H, X], with or without the last dimension; zeros after the end."""
+    padded = F.pad(x_LHX.transpose(0, 1), (0, 0) * (x_LHX.dim() - 2) + (0, -len(x_LHX) % size))
+    return padded.reshape(padded.shape[0], -1, size, *padded.shape[2:])
 
 
 # the convolution
@@ -169,10 +175,7 @@ def chunked(
     """
     length, size = len(q_LHK), min(size, len(q_LHK))
     # [H, N, B, ...]; padding has beta 0 and g 0, so it changes nothing
-    q, k, v, g, beta = (
-        F.pad(x.transpose(0, 1), (0, 0) * (x.dim() - 2) + (0, -length % size)).unflatten(1, (-1, size))
-        for x in (q_LHK, k_LHK, v_LHV, g_LH, beta_LH)
-    )
+    q, k, v, g, beta = (_in_chunks(x, size) for x in (q_LHK, k_LHK, v_LHV, g_LH, beta_LH))
     sums_HNB = g.cumsum(-1)
     below_BB = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
     decay_HNBB = (sums_HNB[..., :, None] - sums_HNB[..., None, :]).masked_fill(~below_BB, -torch.inf).exp()
@@ -180,7 +183,7 @@ def chunked(
     system_HNBB = (written_HNBK @ k.transpose(-1, -2)) * decay_HNBB
     sides = torch.cat((v * beta[..., None], written_HNBK * sums_HNB.exp()[..., None]), dim=-1)
     solved = torch.linalg.solve_triangular(system_HNBB, sides, upper=False, unitriangular=True)
-    changes_HNBV, readers_HNBK = solved.split([v.shape[-1], k.shape[-1]], dim=-1)
+    changes_HNBV, readers_HNBK = torch.split(solved, [v.shape[-1], k.shape[-1]], dim=-1)
     within_HNBB = (q @ k.transpose(-1, -2)) * decay_HNBB
     q_HNBK = q * sums_HNB.exp()[..., None]
     k_HNKB = (k * (sums_HNB[..., -1:] - sums_HNB).exp()[..., None]).transpose(-1, -2)

@@ -28,10 +28,9 @@ class LayerCase:
 
     def run(self, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
         """(outputs, convolution inputs kept, recurrent states) of a run on copies of the states."""
-        copies = [tuple(tensor.clone() for tensor in self.states.layers[0])]
-        states = dataclasses.replace(self.states, layers=copies)
-        out_TX = layer(self.projected_TP, self.weights, states, 0, self.positions_T)
-        return out_TX, *copies[0]
+        conv_SWC, state_SHKV = (tensor.clone() for tensor in self.states.layers[0])
+        states = dataclasses.replace(self.states, layers=[(conv_SWC, state_SHKV)])
+        return layer(self.projected_TP, self.weights, states, 0, self.positions_T), conv_SWC, state_SHKV
 
     def to(self, dtype: torch.dtype, device: str) -> LayerCase:
         """The same values, rounded to `dtype` where they are not float32 in every model."""
