@@ -53,6 +53,8 @@ RESERVED_KWARGS = frozenset(
 )
 """Names that `template_kwargs` may not use."""
 
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which templates turn thinking on and off."""
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _CONTINUE_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -86,6 +88,20 @@ class ChatFormat(ABC):
 
         Raises RequestError if the template refuses the messages or a kwarg is reserved, NoChatTemplateError if there is none.
         """
+
+    def effort_kwargs(self, effort: str) -> Mapping[str, Any]:
+        """`template_kwargs` with which the model thinks that much; "none" is not at all.
+
+        Raises RequestError where the model cannot be asked for it.
+        """
+        if effort == "none" and not self.thinks:
+            return {}
+        raise RequestError("reasoning_effort: this model's thinking cannot be steered", param="reasoning_effort")
+
+    @property
+    def thinks(self) -> bool:
+        """Whether answers may hold thinking."""
+        return self.syntax is not None and self.syntax.reasoning is not None
 
     @abstractmethod
     def encode(self, rendered: str) -> list[int]:
@@ -150,6 +166,16 @@ class TemplateChatFormat(ChatFormat):
         }
         rendered = _run_repaired(template, variables, chat, "" if not as_parts else [])
         return _cut_after_last(rendered, last) if continue_final_message else rendered
+
+    def effort_kwargs(self, effort: str) -> Mapping[str, Any]:
+        """See ChatFormat: the template's own word for it, or its switch for thinking, which has no degrees."""
+        read = self._choose(with_tools=False).variables
+        if self.thinks and "reasoning_effort" in read:
+            return {"reasoning_effort": effort}
+        switches = [name for name in _THINKING_SWITCHES if name in read]
+        if self.thinks and switches:
+            return dict.fromkeys(switches, effort != "none")
+        return super().effort_kwargs(effort)
 
     def encode(self, rendered: str) -> list[int]:
         """See ChatFormat."""

@@ -14,9 +14,11 @@ from starlette.middleware.cors import CORSMiddleware
 
 from pegainfer_server import chat, completions, probes, system, tokenization, web_ui
 from pegainfer_server.error_handlers import add_error_handlers
+from pegainfer_server.messages_api import route as messages
 from pegainfer_server.metrics import ServerMetrics
 from pegainfer_server.middleware import Gate
 from pegainfer_server.openapi import describe
+from pegainfer_server.responses import route as responses
 from pegainfer_server.state import ServerState
 
 AddRoutes = Callable[[FastAPI, EngineClient], None]
@@ -42,6 +44,8 @@ def create_app(state: ServerState, add_routes: AddRoutes | None = None) -> FastA
     app.include_router(system.router(state, metrics))
     app.include_router(completions.router(state, metrics))
     app.include_router(chat.router(state, metrics))
+    app.include_router(responses.router(state, metrics))
+    app.include_router(messages.router(state, metrics))
     app.include_router(tokenization.router(state))
     if state.ui:
         app.include_router(web_ui.router())

@@ -54,13 +54,17 @@ async def encode_chat(
         _check_continued(messages, add_generation_prompt)
         add_generation_prompt = False
 
+    kwargs = dict(body.chat_template_kwargs)
+    if isinstance(body, ChatBody) and body.reasoning_effort is not None:
+        kwargs = {**chat_format.effort_kwargs(body.reasoning_effort), **kwargs}
+
     def encode() -> ChatPrompt:
         rendered = chat_format.render(
             messages,
             tools=tools,
             add_generation_prompt=True if add_generation_prompt is None else add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            template_kwargs=body.chat_template_kwargs,
+            template_kwargs=kwargs,
         )
         tokenizer.check_length(rendered, info.max_model_len, "messages")
         syntax, continued = chat_format.syntax, messages[-1]["content"] if body.continue_final_message else None

@@ -26,6 +26,9 @@ Int = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 """What fits the wire to the engine."""
 Label = Annotated[str, Field(max_length=MAX_LABEL_LENGTH)]
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""How much to think."""
+
 TIER_PRIORITIES = {"flex": 1, "priority": -1}
 """Tiers of the OpenAI API that are served later or sooner than others."""
 
@@ -195,6 +198,8 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: Effort | None = None
+    """none turns thinking off; anything else turns it on, in the degree that the template knows."""
     tools: Any = None
     """Read by `chat_tools.py`."""
     tool_choice: Any = None
