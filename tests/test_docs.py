@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from pegainfer_server import protocol
 from pegainfer_server.body import StrictBody
+from pegainfer_server.messages_api.body import MessagesBody
+from pegainfer_server.responses.body import ResponsesBody
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -23,6 +25,8 @@ BODIES = [
     protocol.TokenizeBody,
     protocol.DetokenizeBody,
     protocol.StreamOptions,
+    ResponsesBody,
+    MessagesBody,
 ]
 
 

@@ -8,7 +8,9 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pegainfer_core.messages import TO_ENGINE_DECODER, TO_ENGINE_ENCODER, AddRequest
+from pegainfer_server.messages_api.body import MessagesBody
 from pegainfer_server.protocol import ChatBody, CompletionBody, TokenizeBody
+from pegainfer_server.responses.body import ResponsesBody
 
 SCALARS = (
     st.none()
@@ -44,10 +46,37 @@ COMPLETIONS = bodies(
     prompt=st.text(min_size=1, max_size=20) | st.lists(st.integers(0, 511), min_size=1, max_size=9),
 )
 CHATS = bodies(ChatBody.model_fields, messages=MESSAGES)
+BLOCKS = st.text(max_size=8) | st.lists(
+    st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "input_text", "output_text", "tool_use", "tool_result", "thinking"])},
+        optional={
+            name: st.text(max_size=8) | VALUES for name in ("text", "thinking", "id", "name", "input", "content")
+        },
+    ),
+    max_size=3,
+)
+ITEMS = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning"]) | VALUES,
+            "role": st.sampled_from(["user", "assistant", "developer"]),
+            "content": BLOCKS | VALUES,
+            "output": BLOCKS | VALUES,
+            **{name: st.text(max_size=8) | VALUES for name in ("call_id", "name", "arguments", "encrypted_content")},
+        },
+    ),
+    max_size=4,
+)
+TURNS = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": BLOCKS}), max_size=3)
+RESPONSES = bodies(ResponsesBody.model_fields, input=st.text(max_size=20) | ITEMS)
+ANTHROPIC = bodies(MessagesBody.model_fields, messages=TURNS, max_tokens=st.just(4))
 TOKENIZE = bodies(TokenizeBody.model_fields, prompt=st.text(max_size=9))
 REQUESTS = (
     st.tuples(st.just("/v1/completions"), COMPLETIONS)
     | st.tuples(st.just("/v1/chat/completions"), CHATS)
+    | st.tuples(st.just("/v1/responses"), RESPONSES)
+    | st.tuples(st.just("/v1/messages"), ANTHROPIC)
     | st.tuples(st.just("/tokenize"), TOKENIZE)
     | st.tuples(st.just("/detokenize"), st.fixed_dictionaries({"tokens": VALUES}))
 )
@@ -63,7 +92,8 @@ async def test_any_body(served: Any, request_: tuple[str, dict[str, Any]]) -> No
     assert response.status_code in (200, 400, 404), response.text
     if response.status_code != 200:
         error = response.json()["error"]
-        assert set(error) == {"message", "type", "param", "code"} and len(error["message"]) < 500
+        assert set(error) == {"message", "type", "param", "code"}, error
+        assert len(error["message"]) < 500
         assert served.engine.received == []
     for request in served.engine.requests:
         decoded = TO_ENGINE_DECODER.decode(TO_ENGINE_ENCODER.encode(request))

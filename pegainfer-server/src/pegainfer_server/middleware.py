@@ -71,14 +71,14 @@ class Gate:
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
-                await refusal.response()(scope, receive, send_with_id)
+                await refusal.response(scope["path"])(scope, receive, send_with_id)
             else:
                 await self._app(scope, _logging(receive) if self._log_prompts else receive, send_with_id)
         except Exception as error:
             if status:  # the answer has begun: nothing better can be said any more
                 log.exception("request %s failed while it was answered", request_id)
             else:
-                await as_api_error(error).response()(scope, receive, send_with_id)
+                await as_api_error(error).response(scope["path"])(scope, receive, send_with_id)
         finally:
             seconds = time.perf_counter() - begun
             level = logging.INFO if status >= 400 and scope["path"] not in PROBE_PATHS else logging.DEBUG
