@@ -22,6 +22,9 @@ hookimpl = pluggy.HookimplMarker("pegainfer")
 API_ROUTES = [
     ("POST", "/v1/completions", {"prompt": "a"}),
     ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ("POST", "/v1/responses", {"input": "a"}),
+    ("POST", "/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}),
+    ("POST", "/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "a"}]}),
     ("POST", "/tokenize", {"prompt": "a"}),
     ("POST", "/detokenize", {"tokens": [300]}),
     ("GET", "/v1/models", None),
