@@ -48,7 +48,10 @@ COMPLETIONS = bodies(
 CHATS = bodies(ChatBody.model_fields, messages=MESSAGES)
 BLOCKS = st.text(max_size=8) | st.lists(
     st.fixed_dictionaries(
-        {"type": st.sampled_from(["text", "input_text", "output_text", "tool_use", "tool_result", "thinking"])},
+        {
+            "type": st.sampled_from(["text", "input_text", "output_text", "tool_use", "tool_result", "thinking"])
+            | VALUES
+        },
         optional={
             name: st.text(max_size=8) | VALUES for name in ("text", "thinking", "id", "name", "input", "content")
         },

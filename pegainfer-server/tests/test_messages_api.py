@@ -259,6 +259,7 @@ async def test_tokens_are_counted_without_the_engine(thinker: Any) -> None:
             "messages[0].content[0].a",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         ({"system": 7}, "system"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),

@@ -110,6 +110,8 @@ def _messages(body: CountBody) -> list[Block]:
 
 def _user(blocks: list[Block], where: str) -> list[Block]:
     """Tool results are messages of their own; the texts between them are the user's."""
+    if not blocks:
+        raise bad_request(f"{where}: must not be empty", where, "invalid_value")
     messages: list[Block] = []
     for index, block in enumerate(blocks):
         place = f"{where}[{index}]"

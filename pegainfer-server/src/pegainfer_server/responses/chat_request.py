@@ -192,7 +192,7 @@ def _joined(parts: Any, where: str, kinds: dict[str, str]) -> str:
 
 def _part(part: Any, where: str, kinds: dict[str, str]) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise _unsupported(where, f"parts of type {kind!r} are not supported; {', '.join(kinds)} are")
     return _string(_read(part, where, {*_PART_KEYS, kinds[kind]}), kinds[kind], where)
 
