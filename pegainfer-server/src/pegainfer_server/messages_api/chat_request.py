@@ -12,7 +12,8 @@ from typing import Any
 from pegainfer_server.http_errors import ApiError, bad_request
 from pegainfer_server.messages_api.body import CountBody, MessagesBody
 
-Block = dict[str, Any]
+Part = dict[str, Any]
+"""What this API calls a block, or any other JSON object."""
 
 
 def chat_fields(body: CountBody, *, thinks: bool) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def generation_fields(body: MessagesBody, *, thinks: bool) -> dict[str, Any]:
 # options
 
 
-def _tool(tool: Any, where: str) -> Block:
+def _tool(tool: Any, where: str) -> Part:
     kind = tool.get("type") or "custom" if isinstance(tool, dict) else None
     if kind != "custom":
         raise _unsupported(f"{where}.type", f"only tools of type 'custom' are supported, got {kind!r}")
@@ -55,7 +56,7 @@ def _tool(tool: Any, where: str) -> Block:
     return {"type": "function", "function": function | {"parameters": given.get("input_schema", {})}}
 
 
-def _tool_choice(choice: Any) -> Block:
+def _tool_choice(choice: Any) -> Part:
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind not in ("auto", "any", "tool", "none"):
         raise _unsupported("tool_choice.type", f"must be auto, any, tool or none, got {kind!r}")
@@ -65,7 +66,7 @@ def _tool_choice(choice: Any) -> Block:
     return fields | ({"parallel_tool_calls": False} if given.get("disable_parallel_tool_use") is True else {})
 
 
-def _thinking(body: CountBody, thinks: bool) -> Block:
+def _thinking(body: CountBody, thinks: bool) -> Part:
     """Whether to think, and how much. Without a word about it the model does what it does by itself."""
     thinking = body.thinking
     effort = None if body.output_config is None else body.output_config.effort
@@ -84,71 +85,71 @@ def _thinking(body: CountBody, thinks: bool) -> Block:
 # messages
 
 
-def _messages(body: CountBody) -> list[Block]:
+def _messages(body: CountBody) -> list[Part]:
     if not isinstance(body.messages, list) or not body.messages:
         raise bad_request("messages: must be a list of at least one message", "messages", "invalid_value")
-    messages: list[Block] = []
+    messages: list[Part] = []
     if body.system is not None:
-        blocks = _blocks(body.system, "system")
-        text = "\n\n".join(_text(block, f"system[{index}]") for index, block in enumerate(blocks))
+        parts = _parts(body.system, "system")
+        text = "\n\n".join(_text(part, f"system[{index}]") for index, part in enumerate(parts))
         messages.append({"role": "system", "content": text})
     for index, message in enumerate(body.messages):
         where = f"messages[{index}]"
         if not isinstance(message, dict):
             raise bad_request(f"{where}: must be an object", where, "invalid_value")
         given = _read(message, where, {"role", "content"})
-        blocks = _blocks(given.get("content"), f"{where}.content")
+        parts = _parts(given.get("content"), f"{where}.content")
         if given.get("role") == "user":
-            messages.extend(_user(blocks, f"{where}.content"))
+            messages.extend(_user(parts, f"{where}.content"))
         elif given.get("role") == "assistant":
-            messages.append(_assistant(blocks, f"{where}.content"))
+            messages.append(_assistant(parts, f"{where}.content"))
         else:
             wanted = f"must be user or assistant, got {given.get('role')!r}"
             raise bad_request(f"{where}.role: {wanted}", f"{where}.role", "invalid_value")
     return messages
 
 
-def _user(blocks: list[Block], where: str) -> list[Block]:
+def _user(parts: list[Part], where: str) -> list[Part]:
     """Tool results are messages of their own; the texts between them are the user's."""
-    if not blocks:
+    if not parts:
         raise bad_request(f"{where}: must not be empty", where, "invalid_value")
-    messages: list[Block] = []
-    for index, block in enumerate(blocks):
+    messages: list[Part] = []
+    for index, part in enumerate(parts):
         place = f"{where}[{index}]"
-        if block.get("type") == "tool_result":
-            messages.append(_result(block, place))
+        if part.get("type") == "tool_result":
+            messages.append(_result(part, place))
         elif messages and messages[-1]["role"] == "user":
-            messages[-1]["content"] += _text(block, place)
+            messages[-1]["content"] += _text(part, place)
         else:
-            messages.append({"role": "user", "content": _text(block, place)})
+            messages.append({"role": "user", "content": _text(part, place)})
     return messages
 
 
-def _result(block: Block, where: str) -> Block:
-    given = _read(block, where, {"type", "tool_use_id", "content", "is_error", "cache_control"})
-    blocks = _blocks(given.get("content", ""), f"{where}.content")
-    text = "".join(_text(inner, f"{where}.content[{index}]") for index, inner in enumerate(blocks))
+def _result(part: Part, where: str) -> Part:
+    given = _read(part, where, {"type", "tool_use_id", "content", "is_error", "cache_control"})
+    parts = _parts(given.get("content", ""), f"{where}.content")
+    text = "".join(_text(inner, f"{where}.content[{index}]") for index, inner in enumerate(parts))
     failed = "Error: " if given.get("is_error") is True else ""  # templates have no other place for it
     return {"role": "tool", "tool_call_id": _string(given, "tool_use_id", where), "content": failed + text}
 
 
-def _assistant(blocks: list[Block], where: str) -> Block:
+def _assistant(parts: list[Part], where: str) -> Part:
     content, thinking = "", ""
-    calls: list[Block] = []
-    for index, block in enumerate(blocks):
+    calls: list[Part] = []
+    for index, part in enumerate(parts):
         place = f"{where}[{index}]"
-        if block.get("type") == "thinking":
-            thinking += _string(_read(block, place, {"type", "thinking", "signature"}), "thinking", place)
-        elif block.get("type") == "tool_use":
-            calls.append(_call(block, place))
+        if part.get("type") == "thinking":
+            thinking += _string(_read(part, place, {"type", "thinking", "signature"}), "thinking", place)
+        elif part.get("type") == "tool_use":
+            calls.append(_call(part, place))
         else:
-            content += _text(block, place)
-    message: Block = {"role": "assistant", "content": content if content or not calls else None}
+            content += _text(part, place)
+    message: Part = {"role": "assistant", "content": content if content or not calls else None}
     return message | ({"reasoning_content": thinking} if thinking else {}) | ({"tool_calls": calls} if calls else {})
 
 
-def _call(block: Block, where: str) -> Block:
-    given = _read(block, where, {"type", "id", "name", "input", "cache_control"})
+def _call(part: Part, where: str) -> Part:
+    given = _read(part, where, {"type", "id", "name", "input", "cache_control"})
     function = {
         "name": _string(given, "name", where),
         "arguments": json.dumps(given.get("input", {}), ensure_ascii=False),
@@ -156,31 +157,31 @@ def _call(block: Block, where: str) -> Block:
     return {"id": _string(given, "id", where), "type": "function", "function": function}
 
 
-def _blocks(content: Any, where: str) -> list[Block]:
+def _parts(content: Any, where: str) -> list[Part]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
-    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         raise bad_request(f"{where}: must be a text or a list of blocks", where, "invalid_value")
     return content
 
 
-def _text(block: Block, where: str) -> str:
-    if block.get("type") != "text":
-        raise _unsupported(where, f"blocks of type {block.get('type')!r} are not supported here")
-    return _string(_read(block, where, {"type", "text", "cache_control"}), "text", where)
+def _text(part: Part, where: str) -> str:
+    if part.get("type") != "text":
+        raise _unsupported(where, f"blocks of type {part.get('type')!r} are not supported here")
+    return _string(_read(part, where, {"type", "text", "cache_control"}), "text", where)
 
 
-def _read(block: Block, where: str, known: Collection[str]) -> Block:
-    """The block without nulls. Raises ApiError for a key that nobody reads."""
-    given = {key: value for key, value in block.items() if value is not None}
+def _read(part: Part, where: str, known: Collection[str]) -> Part:
+    """The part without nulls. Raises ApiError for a key that nobody reads."""
+    given = {key: value for key, value in part.items() if value is not None}
     for key in given:
         if key not in known and given[key] != []:  # clients send back empty lists that answers held
             raise _unsupported(f"{where}.{key}", "this server does not support this field")
     return given
 
 
-def _string(block: Block, key: str, where: str) -> str:
-    value = block.get(key)
+def _string(part: Part, key: str, where: str) -> str:
+    value = part.get(key)
     if not isinstance(value, str):
         raise bad_request(f"{where}.{key}: must be a text, got {value!r}"[:200], f"{where}.{key}", "invalid_value")
     return value

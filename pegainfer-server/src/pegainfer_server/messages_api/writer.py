@@ -29,7 +29,7 @@ class MessageWriter:
         """`head`: what the message says beside its content."""
         self._head = head
         self._show_thinking = show_thinking
-        self._blocks: list[Json] = []
+        self._parts: list[Json] = []
         self._open: Json | None = None
         self._arguments = ""
         self._done = AnswerDone("stop")
@@ -64,13 +64,13 @@ class MessageWriter:
 
     def message(self, usage: Mapping[str, Any]) -> Json:
         """The whole message, after the last event."""
-        return {**self._head, "content": self._blocks, **self._ending(), "usage": _usage(usage)}
+        return {**self._head, "content": self._parts, **self._ending(), "usage": _usage(usage)}
 
     def _ending(self) -> Json:
         reason, stop = self._done.finish_reason, self._done.stop_reason
         if reason == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
-        if any(block["type"] == "tool_use" for block in self._blocks):
+        if any(part["type"] == "tool_use" for part in self._parts):
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if isinstance(stop, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": stop}
@@ -85,22 +85,22 @@ class MessageWriter:
         self._open[kind] += text
         return [*events, self._delta({"type": f"{kind}_delta", kind: text})]
 
-    def _start(self, block: Json) -> list[Json]:
-        self._open = block
-        return [{"type": "content_block_start", "index": len(self._blocks), "content_block": dict(block)}]
+    def _start(self, part: Json) -> list[Json]:
+        self._open = part
+        return [{"type": "content_block_start", "index": len(self._parts), "content_block": dict(part)}]
 
     def _delta(self, delta: Json) -> Json:
-        assert self._open is not None, "a delta belongs to a block"
-        return {"type": "content_block_delta", "index": len(self._blocks), "delta": delta}
+        assert self._open is not None, "a delta belongs to a part"
+        return {"type": "content_block_delta", "index": len(self._parts), "delta": delta}
 
     def _close(self) -> list[Json]:
-        block = self._open
-        if block is None:
+        part = self._open
+        if part is None:
             return []
-        if block["type"] == "tool_use":
-            block["input"] = _parsed(self._arguments)
-        index = len(self._blocks)
-        self._blocks.append(block)
+        if part["type"] == "tool_use":
+            part["input"] = _parsed(self._arguments)
+        index = len(self._parts)
+        self._parts.append(part)
         self._open = None
         return [{"type": "content_block_stop", "index": index}]
 
