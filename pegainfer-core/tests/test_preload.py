@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pegainfer_core import preload
@@ -19,6 +21,44 @@ def test_importing_the_module_imports_no_torch_and_the_thread_does() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_context_is_made_of_the_device_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Driver:
+        """One device, with a context that can be made."""
+
+        def cuInit(self, flags: int) -> int:
+            calls.append("init")
+            return flags
+
+        def cuDeviceGet(self, device: Any, index: int) -> int:
+            calls.append(f"device {index}")
+            device._obj.value = 40 + index
+            return 0 if index == 0 else 101
+
+        def cuDevicePrimaryCtxRetain(self, context: Any, device: Any) -> int:
+            calls.append(f"retain {device.value}")
+            return 0
+
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "EAGER")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
+    assert preload.create_context(0) and calls == ["init", "device 0", "retain 40"]
+    assert os.environ["CUDA_MODULE_LOADING"] == "EAGER", "what the user set stays"
+    calls.clear()
+    assert not preload.create_context(1) and calls == ["init", "device 1"]
+
+
+def test_triton_and_torch_can_be_imported_at_once() -> None:
+    pytest.importorskip("triton")
+    code = (
+        "import threading; from pegainfer_core import preload; thread = threading.Thread(target=preload.load_triton);"
+        "thread.start(); preload.import_torch().join(); thread.join(); import torch; from triton.runtime import cache;"
+        "assert cache.triton_key.cache_info().currsize == 1 and torch.ones(2).sum() == 2"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and not done.stderr, done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system has no such call")

@@ -119,12 +119,10 @@ def weight_files(path: Path) -> dict[str, Path]:
     the index are included: strict loading shall see them. Raises CheckpointError for a missing or damaged shard, a
     tensor that its shard does not have, and a checkpoint without safetensors.
     """
+    shards = shard_names(path)
     if (path / SINGLE_FILE).exists():
         return dict.fromkeys(tensor_names(path / SINGLE_FILE), path / SINGLE_FILE)
-    if not (path / INDEX_FILE).exists():
-        raise _no_safetensors(path)
     weight_map = read_index(path / INDEX_FILE)
-    shards = sorted(set(weight_map.values()))
     missing = [shard for shard in shards if not (path / shard).exists()]
     if missing:
         raise CheckpointError(
@@ -137,6 +135,15 @@ def weight_files(path: Path) -> dict[str, Path]:
             raise CheckpointError(f"{path / shard} has no tensor {name}, although {INDEX_FILE} says so")
         files[name] = path / shard
     return files
+
+
+def shard_names(path: Path) -> list[str]:
+    """Names of the files that hold the weights, none of them opened; an index may name some that are missing. Raises CheckpointError."""
+    if (path / SINGLE_FILE).exists():
+        return [SINGLE_FILE]
+    if not (path / INDEX_FILE).exists():
+        raise _no_safetensors(path)
+    return sorted(set(read_index(path / INDEX_FILE).values()))
 
 
 def read_index(file: Path) -> dict[str, str]:

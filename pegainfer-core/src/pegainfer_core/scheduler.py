@@ -14,8 +14,6 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 
-import numpy as np
-
 from pegainfer_core.errors import RequestError
 from pegainfer_core.kv.cache import KVCache
 from pegainfer_core.kv.slots import SlotPool
@@ -410,6 +408,8 @@ def _are_below(token_ids: Sequence[int], vocab_size: int) -> bool:
         packed = array("I", token_ids)
     except OverflowError:  # below 0, or far above
         return False
+    import numpy as np  # the API process imports this module too, and has no use for numpy
+
     return int(np.frombuffer(packed, dtype=np.uint32).max()) < vocab_size
 
 

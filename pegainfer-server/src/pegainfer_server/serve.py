@@ -20,6 +20,7 @@ from pegainfer_core.client import EngineClient
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.logs import LogFormat, configure_logging
 from pegainfer_core.plugins import Plugins, load_plugins
+from pegainfer_core.preload import read_ahead
 from pegainfer_core.process_client import ProcessClient
 from pegainfer_core.resolve import ResolvedModel, resolve_model
 
@@ -135,6 +136,7 @@ async def load_model(
     resolved = await in_daemon_thread(lambda: resolve_model(config, plugins))
     for warning in resolved.warnings:
         log.warning("%s", warning)
+    read_ahead(resolved.checkpoint.path)
     client.config = resolved.config  # the engine finds the very files that were found here
     await client.start()
     from pegainfer_server.sampling import defaults_from_generation_config  # takes a while, beside the engine
