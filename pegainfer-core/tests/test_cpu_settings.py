@@ -47,14 +47,25 @@ def test_without_a_topology_each_processor_is_a_core(tmp_path: Path, monkeypatch
 
 
 def test_what_the_user_set_stays(tmp_path: Path) -> None:
-    assert set(engine_settings({}, tmp_path)) == {"OMP_NUM_THREADS", "GOMP_SPINCOUNT", "GLIBC_TUNABLES"}
+    no_gpu = tmp_path / "driver"
+
+    def settings(given: dict[str, str]) -> dict[str, str]:
+        return engine_settings(given, tmp_path, no_gpu)
+
+    assert set(settings({})) == {"OMP_NUM_THREADS", "GOMP_SPINCOUNT", "GLIBC_TUNABLES"}
     for name, kept in (
         ("OMP_NUM_THREADS", "OMP_NUM_THREADS"),
         ("MKL_NUM_THREADS", "OMP_NUM_THREADS"),
         ("GOMP_SPINCOUNT", "GOMP_SPINCOUNT"),
         ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"),
     ):
-        assert kept not in engine_settings({name: "3"}, tmp_path)
-    assert "GLIBC_TUNABLES" not in engine_settings({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}, tmp_path)
-    other = engine_settings({"GLIBC_TUNABLES": "glibc.malloc.check=1"}, tmp_path)
+        assert kept not in settings({name: "3"})
+    assert "GLIBC_TUNABLES" not in settings({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"})
+    other = settings({"GLIBC_TUNABLES": "glibc.malloc.check=1"})
     assert other["GLIBC_TUNABLES"] == "glibc.malloc.check=1:glibc.malloc.hugetlb=1"
+
+
+def test_no_huge_pages_where_a_gpu_may_compute(tmp_path: Path) -> None:
+    driver = tmp_path / "driver"
+    driver.touch()
+    assert set(engine_settings({}, tmp_path, driver)) == {"OMP_NUM_THREADS", "GOMP_SPINCOUNT"}

@@ -18,17 +18,22 @@ HUGE_PAGES = "glibc.malloc.hugetlb=1"
 """Large blocks of memory on huge pages where the system allows it: up to 18 % of a decode step."""
 
 SYSTEM = Path("/sys")
+GPU_DRIVER = Path("/dev/nvidiactl")
+"""Exists where NVIDIA's driver runs."""
 
 
-def engine_settings(given: Mapping[str, str], system: Path = SYSTEM) -> dict[str, str]:
-    """Variables to add to `given`, the environment of this process, for a process that will compute."""
+def engine_settings(given: Mapping[str, str], system: Path = SYSTEM, driver: Path = GPU_DRIVER) -> dict[str, str]:
+    """Variables to add to `given`, the environment of this process, for a process that will compute.
+
+    Huge pages only where no GPU could be the one that computes: its engine would hold more memory for nothing.
+    """
     settings: dict[str, str] = {}
     if not any(given.get(name) for name in THREAD_VARIABLES):
         settings["OMP_NUM_THREADS"] = str(num_cores(system))
     if not any(given.get(name) for name in WAIT_VARIABLES):
         settings["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
     tunables = given.get("GLIBC_TUNABLES", "")
-    if "glibc.malloc.hugetlb" not in tunables:
+    if "glibc.malloc.hugetlb" not in tunables and not driver.exists():
         settings["GLIBC_TUNABLES"] = f"{tunables}:{HUGE_PAGES}" if tunables else HUGE_PAGES
     return settings
 

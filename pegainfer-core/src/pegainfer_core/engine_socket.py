@@ -5,9 +5,6 @@ Owns the channel and the order connect, start, serve. Imported beside torch: see
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
 import time
 from collections.abc import Callable
 
@@ -18,6 +15,7 @@ from pegainfer_core.config import EngineConfig
 from pegainfer_core.engine import Engine
 from pegainfer_core.engine_loop import run_engine
 from pegainfer_core.messages import TO_ENGINE_DECODER, EngineInfo, FromEngine, LoadProgress, ToEngine
+from pegainfer_core.settling import settle
 from pegainfer_core.startup import start_engine
 
 
@@ -64,12 +62,3 @@ def serve(address: str, begun: float) -> bool:
     socket.close(linger=1000)
     context.term()
     return ended_well
-
-
-def settle() -> None:
-    """After a start: give memory that only the start needed back, and leave what lives as long as the process out of collections."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()
-    with contextlib.suppress(OSError, AttributeError):  # glibc alone has it
-        ctypes.CDLL(None).malloc_trim(0)

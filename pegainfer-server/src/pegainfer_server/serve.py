@@ -23,6 +23,7 @@ from pegainfer_core.plugins import Plugins, load_plugins
 from pegainfer_core.preload import read_ahead
 from pegainfer_core.process_client import ProcessClient
 from pegainfer_core.resolve import ResolvedModel, resolve_model
+from pegainfer_core.settling import settle
 
 from pegainfer_server.lifecycle import Lifecycle
 from pegainfer_server.listening import listen
@@ -161,6 +162,7 @@ def load_text_tools(resolved: ResolvedModel, *, plain_messages: bool) -> tuple[T
         from pegainfer_core.plain_messages import PlainMessages
 
         chat_format = PlainMessages(chat_format, tokenizer)
+    settle()  # now, while the engine has more to load: a vocabulary leaves 50 MB behind
     return tokenizer, chat_format
 
 
