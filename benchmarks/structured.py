@@ -53,6 +53,7 @@ COLUMNS = (
     ("free tok/s", "free"),
     ("bound tok/s", "bound"),
     ("ratio", "ratio"),
+    ("by CPU time", "cpu_ratio"),
 )
 
 
