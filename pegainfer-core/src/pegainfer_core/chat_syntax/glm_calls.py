@@ -32,7 +32,7 @@ class GlmCalls(CallSyntax):
         )
         after = (self._key, self._close, "")
         self._end_of_key = Finder(Pattern(self._key_end))
-        self._end_of_value = Finder(Pattern(self._value_end, None, after), Pattern(self._close))
+        self._end_of_value = Finder(Pattern(self._value_end, None, after), Pattern(self._close, None, ""))
         self._next = Finder(Pattern(self._key), Pattern(self._close), Pattern(self._open))
 
     @property

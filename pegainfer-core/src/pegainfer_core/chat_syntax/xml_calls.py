@@ -78,7 +78,8 @@ class XmlCalls(CallSyntax):
         return Finder(
             Pattern(_PARAMETER_END, None, after),
             Pattern(_FUNCTION_END, None, (self._close, "")),
-            Pattern(self._close),
+            Pattern(self._close, None, ""),
+            Pattern(self._close, None, self._open, None, _FUNCTION),
             *unclosed,
         )
 
