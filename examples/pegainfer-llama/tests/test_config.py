@@ -13,7 +13,9 @@ from pegainfer_core.family import ModelPlan, NoOptions
 from pegainfer_core.hf_config import Llama3Scaling
 from pegainfer_core.testing.corrupt import add_tensor
 from pegainfer_core.testing.paged_model import PagedModel
-from pegainfer_llama.family import LlamaFamily
+from pegainfer_core.testing.tiny_chat import write_tiny_chat
+from pegainfer_core.tokenizer import load_tokenizer
+from pegainfer_llama.family import LLAMA3_MARK, LlamaFamily
 from pegainfer_llama.testing import tiny_config, write_tiny_llama
 
 SMOLLM2: dict[str, Any] = {
@@ -166,3 +168,10 @@ def test_old_buffers_in_llama_2_files_are_skipped(tmp_path: Path) -> None:
     name = "model.layers.2.self_attn.rotary_emb.inv_freq"
     add_tensor(tmp_path, name, beside="model.norm.weight", value=torch.ones(8))
     assert torch.equal(PagedModel(LlamaFamily(), tmp_path).logits([5, 6, 7]), expected)
+
+
+@pytest.mark.parametrize(("special", "reads_calls"), [((), True), ((LLAMA3_MARK,), False)])
+def test_calls_are_read_unless_it_is_llama_3(tmp_path: Path, special: tuple[str, ...], reads_calls: bool) -> None:
+    tokenizer = load_tokenizer(write_tiny_chat(tmp_path, special=special))
+    syntax = LlamaFamily().chat_format(tokenizer, tmp_path).syntax
+    assert (syntax is not None and syntax.calls is not None) == reads_calls
