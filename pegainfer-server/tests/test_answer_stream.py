@@ -89,7 +89,8 @@ def test_grouping_changes_nothing(
     min_tokens: int,
 ) -> None:
     ids = tokenizer.encode(text)
-    groups, rest = [], list(ids)
+    groups: list[list[int]] = []
+    rest = list(ids)
     while rest:
         size = sizes[len(groups) % len(sizes)]
         groups.append(rest[:size])

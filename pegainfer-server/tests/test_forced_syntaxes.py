@@ -37,7 +37,7 @@ KIMI_MARKS = (
     "<|tool_call_argument_begin|>",
 )
 GEMMA_MARKS = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>')
-LOOK = {
+LOOK: dict[str, Any] = {
     "type": "object",
     "properties": {
         "text": {"type": "string"},
