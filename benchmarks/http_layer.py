@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import ctypes
 import gc
-import signal
 import socket
 import sys
 import tempfile
@@ -115,14 +114,17 @@ class InstantEngine(EngineClient):
         )
 
 
-def give_memory_back(*_: object) -> None:
-    """Collect garbage, and return to the system what the C allocator (glibc's) only keeps for later."""
+async def get_memory() -> dict[str, int]:
+    """Living objects and resident bytes, once garbage is collected and the C allocator (glibc's) gave back what is free."""
+    import psutil
+
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
+    return {"objects": len(gc.get_objects()), "rss_bytes": int(psutil.Process().memory_info().rss)}
 
 
 def serve(port: int, pause: float, hold: int = 0) -> None:
-    """Serve the instant engine as `pegainfer serve` would serve another. SIGUSR1 gives memory back."""
+    """Serve the instant engine as `pegainfer serve` would serve another, and tell its memory at /memory."""
     import uvicorn
     from pegainfer_core.tokenizer import load_tokenizer
     from pegainfer_server.app import create_app
@@ -133,6 +135,7 @@ def serve(port: int, pause: float, hold: int = 0) -> None:
         tokenizer = load_tokenizer(Path(folder))
     engine = InstantEngine(pause, hold)
     app = create_app(ServerState(client=engine, model_names=(MODEL,), tokenizer=tokenizer))
+    app.get("/memory")(get_memory)
 
     async def run() -> None:
         await engine.start()
@@ -141,7 +144,6 @@ def serve(port: int, pause: float, hold: int = 0) -> None:
 
     import uvloop
 
-    signal.signal(signal.SIGUSR1, give_memory_back)
     uvloop.run(run())
 
 

@@ -12,7 +12,6 @@ import asyncio
 import os
 import random
 import resource
-import signal
 import socket
 import sys
 import tempfile
@@ -109,11 +108,12 @@ def gauges(root: str) -> dict[str, float]:
     return {name: sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{")) for name in names}
 
 
-def kept_bytes(process: Any, root: str) -> int:
-    """Resident memory once garbage is collected and free memory is back with the system."""
-    process.send_signal(signal.SIGUSR1)
-    gauges(root)  # answered after the signal's handler ran
-    return int(process.memory_info().rss)
+def memory(root: str) -> dict[str, int]:
+    """What the server holds: living objects, resident bytes."""
+    import httpx
+
+    found: dict[str, int] = httpx.get(f"{root}/memory", timeout=60).raise_for_status().json()
+    return found
 
 
 def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -138,16 +138,18 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         server.wait_ready(60)
         process = psutil.Process(server.pid)
         for index in range(arguments.rounds):
-            before = kept_bytes(process, endpoint.root)
+            before = memory(endpoint.root)
             row = run_loop(run_round(endpoint, streams, arguments.tokens, arguments.seed + index))
-            after = gauges(endpoint.root)
+            end = process.memory_info().rss
+            row |= {"round": index, "gauges_after": gauges(endpoint.root)}
+            after = memory(endpoint.root)
             row |= {
-                "round": index,
-                "rss_before_mib": round(before / MIB, 2),
-                "rss_end_mib": round(process.memory_info().rss / MIB, 2),
-                "rss_after_mib": round(kept_bytes(process, endpoint.root) / MIB, 2),
+                "objects_before": before["objects"],
+                "objects_after": after["objects"],
+                "rss_before_mib": round(before["rss_bytes"] / MIB, 2),
+                "rss_end_mib": round(end / MIB, 2),
+                "rss_after_mib": round(after["rss_bytes"] / MIB, 2),
                 "connections_after": sum(item.status == "ESTABLISHED" for item in process.net_connections("tcp")),
-                "gauges_after": after,
             }
             rows.append(row)
     return rows
@@ -173,7 +175,7 @@ def main() -> None:
             "streams",
             "complete",
             "mixed_up",
-            "tokens_s",
+            "objects_after",
             "rss_before_mib",
             "rss_end_mib",
             "rss_after_mib",

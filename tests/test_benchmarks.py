@@ -163,7 +163,10 @@ def test_a_thousand_streams_are_neither_lost_nor_mixed_up_and_leave_nothing_behi
     used = rounds[0]["rss_end_mib"] - rounds[0]["rss_before_mib"]
     kept = rounds[-1]["rss_after_mib"] - rounds[0]["rss_after_mib"]  # the first round warms up
     assert used > 16, "a thousand open streams take memory"
-    assert kept < 4, "a KiB a stream would be 3 MiB"
+    assert kept < 6, "what fragments"
+    assert abs(rounds[-1]["objects_after"] - rounds[0]["objects_after"]) < 100, (
+        "3,000 streams later the same objects live"
+    )
     assert str(tmp_path) not in out.read_text()
 
 
