@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pegainfer_core import isolated_template, template_time
 from pegainfer_core.chat import TemplateChatFormat
 from pegainfer_core.errors import CheckpointError, RequestError
 from pegainfer_core.testing import tiny_tokenizers
@@ -411,3 +412,53 @@ def test_messages_are_left_as_they_were(qwen3: TemplateChatFormat) -> None:
     before = json.dumps(messages)
     qwen3.render(messages)
     assert json.dumps(messages) == before
+
+
+# limits
+
+
+def test_f8_a_template_that_takes_too_long_for_these_messages_is_ended(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint's own template may be quadratic; the check is at each turn of its loops."""
+    monkeypatch.setattr(template_time, "SECONDS", 0.05)
+    source = "{% for a in messages %}{% for b in messages %}{{ a.role }}{% endfor %}{% endfor %}"
+    messages = [{"role": "user", "content": "a"}]
+    chat_format = load(checkpoint(source))
+    assert chat_format.render(messages) == "user"
+    with pytest.raises(RequestError, match="takes too long"):
+        chat_format.render(messages * 5000)
+    assert chat_format.render(messages) == "user"
+
+
+HARMLESS = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}{{ mood }}"
+HARMFUL = {
+    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a constant": "{{ 'a' * 10**10 }}",
+    "a number": "{{ 7 ** (10 ** 9) }}",
+    "padding": "{{ 'a'.ljust(10**10) }}{{ 'a' | center(10**10) }}",
+    "doubling": "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+    "internals": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "no jinja": "{% for",
+    "depth": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+}
+
+
+def test_a_template_of_a_request_is_rendered(checkpoint: Checkpoint) -> None:
+    messages = [{"role": "user", "content": "a"}]
+    chat_format = load(checkpoint("the checkpoint's own"))
+    rendered = chat_format.render(messages, request_template=HARMLESS, template_kwargs={"mood": "!"})
+    assert rendered == "[user: a]!"
+    assert chat_format.render(messages) == "the checkpoint's own"
+
+
+@pytest.mark.parametrize("kind", HARMFUL)
+def test_f8_a_harmful_template_of_a_request_is_its_own_error(
+    kind: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated_template, "SECONDS", 2.0)
+    chat_format = load(checkpoint("fine"))
+    with pytest.raises(RequestError, match="chat_template: ") as refusal:
+        chat_format.render([{"role": "user", "content": "a"}], request_template=HARMFUL[kind])
+    assert refusal.value.param == "chat_template"
+    assert len(str(refusal.value)) < 500

@@ -93,6 +93,7 @@ def ends(engine: Engine) -> dict[str, RequestOutput]:
         (structured.json_schema({"type": "objekt"}), "objekt"),
         (structured.json_schema({"type": "string", "format": "colour"}), "Unknown format: colour"),
         (structured.json_schema({"$ref": "#/$defs/none"}), "/\\$defs/none"),
+        (structured.json_schema({"$ref": "#"}), "there is no text that it allows"),
         (structured.json_schema({"$ref": "http://example.org/schema"}), "does not fetch"),
         (structured.json_schema({"type": "integer", "minimum": 5, "maximum": 3}), "Unsatisfiable"),
         (structured.json_schema(False), "Unsatisfiable"),

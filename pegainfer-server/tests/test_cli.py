@@ -100,6 +100,7 @@ FLAGS = {
         "--ssl-certfile",
         "--ssl-keyfile",
         "--stall-timeout",
+        "--trust-request-chat-template",
     ],
     "warmup": ENGINE_FLAGS,
 }

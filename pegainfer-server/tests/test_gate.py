@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import re
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import typer
 from pegainfer_core.logs import JsonFormatter, TextFormatter, request_id
+from pegainfer_server import body, chat_prompt
 from pegainfer_server.commands.serve import check_origins, collect_api_keys
 from pegainfer_server.probes import PROBE_PATHS
 from pegainfer_server.rate_limit import MOST_CALLERS, RateLimit
@@ -141,24 +143,78 @@ async def test_f6_a_caller_above_the_rate_gets_429_and_others_do_not(serve: Serv
     assert unknown.status_code == 401
 
 
+# templates of requests
+
+
+async def test_f8_templates_of_requests_are_refused_unless_the_operator_trusts_them(serve: Serve) -> None:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    messages = [{"role": "user", "content": "Hello"}]
+    closed = await serve()
+    for path in ("/v1/chat/completions", "/tokenize"):
+        error = await closed.refused(path, {"messages": messages, "chat_template": template})
+        assert error["param"] == "chat_template" and "--trust-request-chat-template" in error["message"]
+        await closed.refused(path, {"messages": messages, "chat_template_kwargs": {"chat_template": template}})
+    trusting = await serve(trust_request_chat_template=True)
+    given = {"messages": messages, "chat_template": template}
+    ids = (await trusting.post("/tokenize", given))["tokens"]
+    assert ids == trusting.tokenizer.encode("Hello")
+    await trusting.post("/v1/chat/completions", {**given, "max_tokens": 1})
+    assert list(trusting.engine.requests[-1].prompt_ids) == ids
+    error = await trusting.refused("/tokenize", {"messages": messages, "chat_template": "{{ 'a' * 10**10 }}"})
+    assert error["param"] == "chat_template"
+    await trusting.refused("/tokenize", {"messages": messages, "chat_template": "x" * 65_537})
+
+
+# nesting
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+async def test_f6_bodies_that_are_nested_too_deep_are_refused(served: Any, opening: str) -> None:
+    for depth in (127, 128, 5000, 100_000):
+        value = opening * depth + "1" + ("]" if opening == "[" else "}") * depth
+        response = await served.http.post("/v1/completions", content=f'{{"prompt": {value}}}')
+        assert response.status_code == 400
+        assert ("nested too deep" in response.json()["error"]["message"]) is (depth > 127), depth
+
+
+def noting(inner: Callable[..., Any], threads: set[int]) -> Callable[..., Any]:
+    """`inner`, which also tells the thread that called it."""
+
+    def call(*args: Any) -> Any:
+        threads.add(threading.get_ident())
+        return inner(*args)
+
+    return call
+
+
+async def test_large_bodies_leave_the_event_loop_free(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read in a thread, and so are their messages."""
+    threads: set[int] = set()
+    for name, module in (("parse_body", body), ("read_messages", chat_prompt)):
+        monkeypatch.setattr(module, name, noting(getattr(module, name), threads))
+    messages = [{"role": "user", "content": "a"}] * 20_000
+    await served.refused("/v1/chat/completions", {"messages": messages})
+    assert threads and threading.get_ident() not in threads
+
+
 # logs
 
 
 async def test_f5_prompts_are_logged_only_if_asked_for(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    body = {"prompt": "my secret diary", "max_tokens": 1}
-    wrong = [{"prompt": "my secret diary" * 500}, {"prompt": ["my secret diary", 3]}, {**body, "stop": "my secret"}]
+    diary = {"prompt": "my secret diary", "max_tokens": 1}
+    wrong = [{"prompt": "my secret diary" * 500}, {"prompt": ["my secret diary", 3]}, {**diary, "stop": "my secret"}]
     served = await serve()
-    await served.post("/v1/completions", body)
+    await served.post("/v1/completions", diary)
     await served.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "my secret diary"}]})
     for item in wrong:
         await served.http.post("/v1/completions", json=item)
     served.engine.rejection = ("invalid_request", "no")
-    await served.http.post("/v1/completions", json=body)
+    await served.http.post("/v1/completions", json=diary)
     assert "prompt tokens" in caplog.text and "400" in caplog.text
     assert "secret" not in caplog.text
     asked = await serve(log_prompts=True)
-    await asked.post("/v1/completions", body)
+    await asked.post("/v1/completions", diary)
     assert "my secret diary" in caplog.text
 
 
@@ -184,8 +240,10 @@ async def test_records_of_a_request_carry_its_id(served: Any, caplog: pytest.Log
     logging.getLogger("pegainfer_server").addHandler(handler)
     caplog.set_level(logging.INFO)
     try:
-        for body in (COMPLETION, {**COMPLETION, "n": 2}, {**COMPLETION, "stream": True}):
-            await served.http.post("/v1/completions", json=body, headers={"X-Request-Id": "outer-7"})
+        for fields in ({}, {"n": 2}, {"stream": True}):
+            await served.http.post(
+                "/v1/completions", json={**COMPLETION, **fields}, headers={"X-Request-Id": "outer-7"}
+            )
     finally:
         logging.getLogger("pegainfer_server").removeHandler(handler)
     records = [json.loads(line) for line in lines]

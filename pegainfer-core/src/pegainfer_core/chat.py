@@ -83,8 +83,9 @@ class ChatFormat(ABC):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        request_template: str | None = None,
     ) -> str:
-        """The prompt as text.
+        """The prompt as text; `request_template` is used in place of the checkpoint's.
 
         Raises RequestError if the template refuses the messages or a kwarg is reserved, NoChatTemplateError if there is none.
         """
@@ -141,9 +142,15 @@ class TemplateChatFormat(ChatFormat):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        request_template: str | None = None,
     ) -> str:
         """See ChatFormat. `template_kwargs` may hold `documents`, a list of objects, and what the template reads."""
-        template = self._choose(with_tools=tools is not None)
+        if request_template is None:
+            template = self._choose(with_tools=tools is not None)
+        else:
+            from pegainfer_core.isolated_template import IsolatedTemplate  # rare
+
+            template = IsolatedTemplate(request_template, self._special_tokens)
         kwargs = self._checked_kwargs(template, template_kwargs or {})
         if not messages:
             raise RequestError("messages is empty; give at least one", param="messages")
@@ -247,6 +254,8 @@ def _run_repaired(template: ChatTemplate, variables: Mapping[str, Any], chat: li
 def _run(template: ChatTemplate, variables: Mapping[str, Any]) -> str:
     try:
         return template.render(variables)
+    except RequestError:  # of a template in a process of its own
+        raise
     except jinja2.TemplateError as error:
         raise RequestError(f"the chat template refuses this request: {error}", param="messages") from error
     except Exception as error:  # an expression of the template that the messages do not fit

@@ -23,6 +23,7 @@ from jinja2.utils import Namespace
 
 from pegainfer_core.checkpoint import read_json
 from pegainfer_core.errors import CheckpointError
+from pegainfer_core.template_time import CHECK, check_time, time_limit, with_time_checks
 
 TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_DIRECTORY = "additional_chat_templates"
@@ -35,8 +36,10 @@ class ChatTemplate:
         """Compile; `origin` is the file, for the CheckpointError of a template that is no jinja."""
         environment = _environment()
         try:
-            self._template = environment.from_string(source)
-            undeclared = jinja2.meta.find_undeclared_variables(environment.parse(source))
+            parsed = environment.parse(source)
+            undeclared = jinja2.meta.find_undeclared_variables(parsed)
+            code = environment.compile(with_time_checks(parsed))
+            self._template = jinja2.Template.from_code(environment, code, environment.make_globals(None))
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(
                 f"{origin}: the chat template is no jinja, line {error.lineno}: {error.message}"
@@ -47,8 +50,9 @@ class ChatTemplate:
         self._wants_parts: bool | None = None
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """The text. Raises jinja2.TemplateError, or whatever an expression of the template raises."""
-        return self._template.render(**variables)
+        """The text. Raises jinja2.TemplateError, if it takes too long too, or whatever an expression of the template raises."""
+        with time_limit():
+            return self._template.render(**variables)
 
     def wants_parts(self, special_tokens: Mapping[str, str]) -> bool:
         """Whether it shows the content of a message only as a list of parts, never as a string. Found by trying."""
@@ -112,7 +116,11 @@ def _environment() -> ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _tojson
     environment.globals.update(
-        raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_SafeNamespace
+        {CHECK: check_time},
+        raise_exception=_raise_exception,
+        strftime_now=_strftime_now,
+        dict=_Dict(),
+        namespace=_SafeNamespace,
     )
     return environment
 

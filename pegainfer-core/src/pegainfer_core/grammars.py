@@ -132,6 +132,9 @@ class Grammars:
         matcher = LLMatcher(tokenizer, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise ValueError(_words(matcher.get_error()))
+        first = matcher.deep_copy()
+        if not any(first.compute_bitmask()) or first.is_error():  # such as a schema that is only a reference to itself
+            raise ValueError("there is no text that it allows")
         return CompiledGrammar(matcher)
 
     def _ll_tokenizer(self) -> LLTokenizer:

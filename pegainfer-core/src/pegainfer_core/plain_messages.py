@@ -40,6 +40,7 @@ class PlainMessages(ChatFormat):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        request_template: str | None = None,
     ) -> str:
         """See ChatFormat."""
         return self._inner.render(
@@ -48,6 +49,7 @@ class PlainMessages(ChatFormat):
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
+            request_template=request_template,
         )
 
     def encode(self, rendered: str) -> list[int]:

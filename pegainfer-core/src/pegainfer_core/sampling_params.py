@@ -17,6 +17,8 @@ from pegainfer_core.structured import Grammar, Thinking
 MAX_LOGPROBS = 20  # as the OpenAI API; bounds the per-step top-k work
 MAX_LOGIT_BIAS = 300  # entries, as the OpenAI API
 MAX_STOP_TOKEN_IDS = 64
+MAX_TEMPERATURE = 1e6  # as good as even odds
+MIN_REPETITION_PENALTY = 1e-3  # it and its inverse: logits divided by either stay finite in float32
 GREEDY_TEMPERATURE = 1e-5  # below this a temperature is greedy
 
 
@@ -66,11 +68,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not math.isfinite(value):
                 raise RequestError(f"{name} must be a finite number, got {value}", param=name)
-        _check(self.temperature >= 0.0, "temperature", "at least 0", self.temperature)
+        _check(
+            0.0 <= self.temperature <= MAX_TEMPERATURE, "temperature", f"in [0, {MAX_TEMPERATURE:g}]", self.temperature
+        )
         _check(self.top_k >= -1, "top_k", "-1 or 0 (off) or positive", self.top_k)
         _check(0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]", self.top_p)
         _check(0.0 <= self.min_p <= 1.0, "min_p", "in [0, 1]", self.min_p)
-        _check(self.repetition_penalty > 0.0, "repetition_penalty", "above 0", self.repetition_penalty)
+        _check(
+            MIN_REPETITION_PENALTY <= self.repetition_penalty <= 1.0 / MIN_REPETITION_PENALTY,
+            "repetition_penalty",
+            f"in [{MIN_REPETITION_PENALTY:g}, {1.0 / MIN_REPETITION_PENALTY:g}]",
+            self.repetition_penalty,
+        )
         _check(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "in [-2, 2]", self.presence_penalty)
         _check(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "in [-2, 2]", self.frequency_penalty)
         _check(

@@ -49,7 +49,9 @@ async def chat_choices(
         prompt_logprobs=body.prompt_logprobs,
         grammar=body.grammar(),
     )
-    prompt = await encode_chat(body, state.chat_format, tokenizer, info, use.shown)
+    prompt = await encode_chat(
+        body, state.chat_format, tokenizer, info, use.shown, trust_template=state.trust_request_chat_template
+    )
     params = _with_syntax(params, body, use, prompt, syntax)
     ids = pack_ids(prompt.ids)
     max_tokens = clamp_max_tokens(requested_max_tokens(body, state.default_sampling), len(prompt.ids), info)

@@ -18,7 +18,7 @@ from pegainfer_core.tokenizer import Tokenizer
 from pegainfer_server.body import BYTES_READ_PER_CHARACTER
 from pegainfer_server.chat_messages import read_messages
 from pegainfer_server.http_errors import bad_request
-from pegainfer_server.prompts import off_loop
+from pegainfer_server.prompts import LARGE_SIZE, off_loop
 from pegainfer_server.protocol import ChatBody, TokenizeBody
 
 
@@ -39,14 +39,22 @@ async def encode_chat(
     tokenizer: Tokenizer,
     info: EngineInfo,
     tools: Sequence[Mapping[str, Any]] | None,
+    *,
+    trust_template: bool,
 ) -> ChatPrompt:
-    """The prompt of `body.messages`; `tools`: what the template shows of them.
+    """The prompt of `body.messages`; `tools`: what the template shows of them; `trust_template`: may the request bring its own?
 
     Raises ApiError, or RequestError where the template refuses the messages or they are far longer than the context.
     """
     if chat_format is None:
         raise bad_request(
             "messages: this model has no chat template; use /v1/completions", "messages", "unsupported_field"
+        )
+    if body.chat_template is not None and not trust_template:
+        raise bad_request(
+            "chat_template: templates of requests are refused; --trust-request-chat-template takes them",
+            "chat_template",
+            "unsupported_field",
         )
     messages = await off_loop(body.num_bytes // BYTES_READ_PER_CHARACTER, lambda: read_messages(body.messages))
     add_generation_prompt = body.add_generation_prompt
@@ -65,6 +73,7 @@ async def encode_chat(
             add_generation_prompt=True if add_generation_prompt is None else add_generation_prompt,
             continue_final_message=body.continue_final_message,
             template_kwargs=kwargs,
+            request_template=body.chat_template,
         )
         tokenizer.check_length(rendered, info.max_model_len, "messages")
         syntax, continued = chat_format.syntax, messages[-1]["content"] if body.continue_final_message else None
@@ -72,7 +81,8 @@ async def encode_chat(
         return ChatPrompt(chat_format.encode(rendered), start, count_calls(messages))
 
     try:
-        prompt = await off_loop(body.num_bytes, encode)
+        # a request's own template runs in a process, which is waited for
+        prompt = await off_loop(body.num_bytes if body.chat_template is None else LARGE_SIZE, encode)
     except NoChatTemplateError as error:
         raise bad_request(f"messages: {error}; use /v1/completions", "messages", "unsupported_field") from None
     if not prompt.ids:

@@ -18,6 +18,7 @@ MAX_CHOICES = 2048  # prompts times n of one request
 MAX_STOP_STRINGS = 16  # the OpenAI API takes 4; evaluation harnesses send more
 MAX_STOP_LENGTH = 1024  # characters of one stop string
 MAX_TOP_LOGPROBS = 20
+MAX_TEMPLATE_LENGTH = 65_536  # characters of a request's own chat template
 MAX_LABEL_LENGTH = 512  # characters of what a client says about itself, which a log line repeats
 MAX_METADATA = 16  # pairs, as the OpenAI API
 MAX_TIMEOUT = 24 * 3600.0  # seconds
@@ -200,6 +201,8 @@ class ChatBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: Effort | None = None
     """none turns thinking off; anything else turns it on, in the degree that the template knows."""
+    chat_template: Annotated[str, Field(max_length=MAX_TEMPLATE_LENGTH)] | None = None
+    """A template in place of the checkpoint's, where the server trusts requests that far."""
     tools: Any = None
     """Read by `chat_tools.py`."""
     tool_choice: Any = None
@@ -240,6 +243,8 @@ class TokenizeBody(StrictBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+    chat_template: Annotated[str, Field(max_length=MAX_TEMPLATE_LENGTH)] | None = None
+    """A template in place of the checkpoint's, where the server trusts requests that far."""
     tools: Any = None
     """Shown to the template, as a chat with them would be."""
 

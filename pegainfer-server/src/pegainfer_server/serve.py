@@ -71,6 +71,7 @@ class ServerOptions:
     """0: no limit."""
     stall_timeout: float = DEFAULT_STALL_TIMEOUT
     tls: Tls | None = None
+    trust_request_chat_template: bool = False
     otlp_traces_endpoint: str | None = None
     """URL of an OpenTelemetry collector; None: no traces."""
 
@@ -98,6 +99,7 @@ def run_server(config: EngineConfig, options: ServerOptions) -> int:
             requests_per_minute=options.requests_per_minute,
             log_prompts=options.log_prompts,
             stall_timeout=options.stall_timeout,
+            trust_request_chat_template=options.trust_request_chat_template,
         )
         lifecycle = Lifecycle(
             state,

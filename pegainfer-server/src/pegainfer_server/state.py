@@ -58,6 +58,8 @@ class ServerState:
     """Set on shutdown: /health turns 503 and new requests are refused while live ones finish."""
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
     """Unix time of the start; what /v1/models reports."""
+    trust_request_chat_template: bool = False
+    """Whether a request may bring its own chat template."""
     on_request: list[ObserveRequest] = dataclasses.field(default_factory=list)
     """Called with each engine request when it has ended."""
     stall_timeout: float = DEFAULT_STALL_TIMEOUT

@@ -76,4 +76,8 @@ async def _ids(body: TokenizeBody, state: ServerState, info: EngineInfo, tokeniz
         )
     calls = None if state.chat_format is None or state.chat_format.syntax is None else state.chat_format.syntax.calls
     use = read_tools(body.tools, None, parallel=True, syntax=calls)
-    return (await encode_chat(body, state.chat_format, tokenizer, info, use.shown)).ids
+    return (
+        await encode_chat(
+            body, state.chat_format, tokenizer, info, use.shown, trust_template=state.trust_request_chat_template
+        )
+    ).ids

@@ -93,6 +93,13 @@ def serve(
     ssl_ca_certs: Annotated[
         Path | None, typer.Option(help="Authorities one of which must have signed a client's certificate.")
     ] = None,
+    trust_request_chat_template: Annotated[
+        bool,
+        typer.Option(
+            "--trust-request-chat-template",
+            help="Take chat_template from requests; each is rendered in a process of its own, with limits.",
+        ),
+    ] = False,
     otlp_traces_endpoint: Annotated[
         str | None,
         typer.Option(
@@ -130,6 +137,7 @@ def serve(
         allowed_origins=check_origins(allowed_origins),
         requests_per_minute=max_requests_per_minute,
         stall_timeout=stall_timeout,
+        trust_request_chat_template=trust_request_chat_template,
         otlp_traces_endpoint=otlp_traces_endpoint,
         tls=tls_files(ssl_certfile, ssl_keyfile, ssl_ca_certs),
     )
