@@ -65,4 +65,6 @@ async def count_prompt(fields: Mapping[str, Any], state: ServerState) -> int:
     syntax = None if state.chat_format is None else state.chat_format.syntax
     calls = None if syntax is None else syntax.calls
     use = read_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls, syntax=calls)
-    return len((await encode_chat(body, state.chat_format, tokenizer, info, use.shown)).ids)
+    trust = state.trust_request_chat_template
+    prompt = await encode_chat(body, state.chat_format, tokenizer, info, use.shown, trust_template=trust)
+    return len(prompt.ids)
