@@ -19,7 +19,7 @@ RIDING_TOKENS = 256
 """Up to about here a step's time is that of reading the weights, so a prompt's tokens ride along for little."""
 RIDING_TOKENS_PER_ROW = 4
 """More rows make a longer step anyway: with this many tokens a chunk at most about doubles it."""
-BACKLOG_STEPS = 4
+BACKLOG_STEPS = 16
 """Prompt tokens that wait are spread over so many steps, if that makes longer chunks."""
 
 
