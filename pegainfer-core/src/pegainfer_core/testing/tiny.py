@@ -65,6 +65,8 @@ def _tensors(plan: ModelPlan, seed: int, gain: float, write_tied: bool) -> Itera
 
 def _random(spec: TensorSpec, seed: int, gain: float) -> Tensor:
     generator = torch.Generator().manual_seed(seed + zlib.crc32(spec.name.encode()))
+    if spec.name.endswith("_log"):  # of a rate: some heads of a recurrent layer forget at once, some keep for long
+        return torch.empty(spec.shape).uniform_(-4.0, 1.0, generator=generator)
     values = torch.randn(spec.shape, generator=generator)
     return 1 + 0.1 * values if "norm" in spec.name and len(spec.shape) == 1 else gain * values
 
