@@ -39,7 +39,14 @@ KERNELS = {
     attention_triton: ("attend_kernel", "decode_kernel", "merge_kernel", "write_kernel"),
     gdn_triton: ("step_kernel", "convolve_kernel", "prepare_kernel", "scan_kernel", "gated_norm_kernel"),
     linear_triton: ("rows_kernel", "tiles_kernel"),
-    token_triton: ("norm_kernel", "silu_mul_kernel", "sigmoid_mul_kernel", "heads_kernel", "arg_max_parts_kernel", "arg_max_kernel"),
+    token_triton: (
+        "norm_kernel",
+        "silu_mul_kernel",
+        "sigmoid_mul_kernel",
+        "heads_kernel",
+        "arg_max_parts_kernel",
+        "arg_max_kernel",
+    ),
 }
 
 
