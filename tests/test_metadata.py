@@ -135,7 +135,9 @@ def test_root_wheel_has_no_code(tmp_path: Path) -> None:
     assert {"qwen3", "qwen35"} <= set(fields.get_all("Provides-Extra") or [])
 
 
-@pytest.mark.parametrize(("name", "family"), [("pegainfer-qwen3", "qwen3"), ("pegainfer-qwen35", "qwen35"), ("pegainfer-llama", "llama")])
+@pytest.mark.parametrize(
+    ("name", "family"), [("pegainfer-qwen3", "qwen3"), ("pegainfer-qwen35", "qwen35"), ("pegainfer-llama", "llama")]
+)
 def test_families_are_found_by_entry_point(name: str, family: str) -> None:
     assert project(name)["entry-points"] == {"pegainfer": {family: f"{name.replace('-', '_')}.plugin"}}
 

@@ -76,7 +76,9 @@ def test_state_of_a_request_at_4b() -> None:
 
 
 def test_tensors_have_their_published_names() -> None:
-    sources = {source.name: source.shape for rule in plan_of(published("Qwen3.5-4B")).weight_rules for source in rule.sources}
+    sources = {
+        source.name: source.shape for rule in plan_of(published("Qwen3.5-4B")).weight_rules for source in rule.sources
+    }
     layer = "model.language_model.layers.0.linear_attn"
     assert sources[f"{layer}.in_proj_qkv.weight"] == (8192, 2560)
     assert sources[f"{layer}.conv1d.weight"] == (8192, 1, 4)
