@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pegainfer_core.family import ModelFamily
 from pegainfer_core.kv.snapshots import GENERATION_PROMPT_TOKENS
+from pegainfer_core.llm import LLM
 from pegainfer_core.sampling_params import SamplingParams
 from pegainfer_core.testing.engine_driver import GREEDY, EngineDriver, Generated
 from pegainfer_core.testing.paged_model import plan_of
@@ -182,6 +183,23 @@ class EngineConformance:
             assert cached[1] == (len(prompt) - 1) // size * size
         assert cached[2] >= cached[1]
         assert cached[3] >= len(prompt) // size * size, "the answer's pages count too"
+
+    def test_turns_of_a_chat_begin_from_the_last_one(self, checkpoint: Path) -> None:
+        """Through the checkpoint's template, with default settings: from the second turn on, most of a prompt is cached."""
+        if plan_of(self.family, checkpoint).max_context < 512:
+            pytest.skip("the first config's context holds no chat")
+        params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+        messages = [{"role": "system", "content": "You help. " * 20}]
+        with LLM(str(checkpoint)) as warm, LLM(str(checkpoint), prefix_cache=False) as cold:
+            earlier = 0
+            for turn in range(4):
+                messages.append({"role": "user", "content": f"Question {turn}?"})
+                found = warm.chat(messages, params)
+                assert found.token_ids == cold.chat(messages, params).token_ids
+                assert found.num_cached_tokens >= (earlier * 2) // 3
+                earlier = len(found.prompt_ids)
+                messages.append({"role": "assistant", "content": found.text})
+            assert earlier < 512
 
     def test_many_requests_share_few_slots(self, checkpoint: Path, expected: list[Generated]) -> None:
         """64 requests on 8 slots: all finish, in the order of their arrival but for those that run together, with their own tokens."""
