@@ -94,7 +94,9 @@ class Qwen35Config:
             rms_norm_eps=text.float("rms_norm_eps", above=0),
             max_position_embeddings=text.int("max_position_embeddings"),
             rope=read_rope(text, default_fraction=ROTARY_FRACTION, supported=("default", "yarn")),
-            tie_word_embeddings=(text if text.has("tie_word_embeddings") else reader).bool("tie_word_embeddings", False),
+            tie_word_embeddings=(text if text.has("tie_word_embeddings") else reader).bool(
+                "tie_word_embeddings", False
+            ),
         )
         config._check(text)
         reader.finish()
