@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 NAMES=(annotated-types fastapi httpcore2 httptools httpx2 idna iniconfig jiter llguidance msgspec openai opentelemetry-api packaging
     pathspec pluggy pydantic pydantic-core pytest pytest-asyncio pytest-xdist execnet pyzmq shellingham sniffio starlette tomlkit trove-classifiers
     truststore typer typing-extensions typing-inspection uvicorn click rich anyio annotated-doc hatchling)
-OURS=(pegainfer-core pegainfer-server pegainfer-qwen3)
+OURS=(pegainfer-core pegainfer-server pegainfer-qwen3 pegainfer-qwen35)
 
 fetch() {
     local platforms=() number pins=() name

@@ -72,21 +72,29 @@ def failures(files: Mapping[str, File]) -> list[str]:
     return [
         f"{name}, {panel}, {row['label']}: {row['failed']} requests failed"
         for name, file in files.items()
-        for panel in ("P1", "P2", "P3")
-        for row in file["panels"][panel]
+        for panel in ("P1", "P2", "P3", "P10")
+        for row in file["panels"].get(panel, [])
         if row["failed"]
     ]
 
 
 def _loads(mine: File, theirs: File) -> Iterator[Row]:
-    for a, b in zip(mine["P1"], theirs["P1"], strict=True):
+    for a, b in _pairs("P10", mine, theirs):
+        yield _ratio("P10", f"{a['shape']}, {a['label']}: output tok/s", a, b, "output_tokens_s", 1.0, _at_least)
+        yield _ratio("P10", f"{a['shape']}, {a['label']}: ITL p99 ms", a, b, "itl_ms.p99", 1.0, _at_most)
+    for a, b in _pairs("P1", mine, theirs):
         yield _ratio("P1", f"{a['shape']}, 1 stream: TPOT p50 ms", a, b, "tpot_ms.p50", 0.68, _at_most)
-    for a, b in zip(mine["P2"], theirs["P2"], strict=True):
+    for a, b in _pairs("P2", mine, theirs):
         yield _ratio("P2", f"{a['shape']}, {a['label']}: output tok/s", a, b, "output_tokens_s", 1.25, _at_least)
         yield _ratio("P2", f"{a['shape']}, {a['label']}: ITL p99 ms", a, b, "itl_ms.p99", 1.0, _at_most)
-    for a, b in zip(mine["P3"], theirs["P3"], strict=True):
+    for a, b in _pairs("P3", mine, theirs):
         yield _ratio("P3", f"{a['shape']}, {a['label']}: TTFT p50 ms", a, b, "ttft_ms.p50", 0.7, _at_most)
         yield _ratio("P3", f"{a['shape']}, {a['label']}: TPOT p50 ms", a, b, "tpot_ms.p50", 0.7, _at_most)
+
+
+def _pairs(panel: str, mine: File, theirs: File) -> Iterator[tuple[File, File]]:
+    """The points of a panel that this workload has."""
+    return zip(mine.get(panel, []), theirs.get(panel, []), strict=True)
 
 
 def _prefix(mine: File, theirs: File) -> Iterator[Row]:

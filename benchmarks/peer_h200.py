@@ -1,4 +1,5 @@
-"""pegainfer and vLLM on one GPU, one after the other, measured by one client with the same prompts: goals P1 to P7.
+"""pegainfer and vLLM on one GPU, one after the other, measured by one client with the same prompts: goals P1 to P7,
+and P10 with `--shape qwen35-4b`.
 
     python benchmarks/peer_h200.py ours --work FOLDER --out OUT       start, load, stop, start again; steps in process
     python benchmarks/peer_h200.py vllm --work FOLDER --site SITE --out OUT
@@ -35,12 +36,12 @@ from pegainfer_server.bench.server_process import ServerProcess, evict
 from pegainfer_server.commands.bench_common import on_point
 
 MODEL = "peer"
-CHECKPOINT = "checkpoint"
 CHECKPOINT_SEED = 0
 TOKEN_IDS = (1000, 32000)
 MAX_MODEL_LEN = 18432
 SETTLE_SECONDS = 20.0
 READY_SECONDS = 420.0
+LOADS = ("P1", "P2", "P3", "P10")
 LARGE_PACKAGES = ("torch", "triton", "nvidia", "numpy", "vllm", "flashinfer", "transformers", "pegainfer_core")
 
 PLAN: dict[str, Any] = {
@@ -60,15 +61,34 @@ SMALL: dict[str, Any] = {
 }
 
 
+HYBRID_PLAN: dict[str, Any] = {
+    "P10": {"lengths": [[1024, 128]], "concurrency": [1, 8, 16, 32], "rounds": 6, "seed": 15},
+    "P4": {"lengths": [1024, 4096, 16384], "prompts": 2, "repeats": 10, "seed": 16},
+    "P7": {"rows": "1,8,16,32", "context": 1024, "steps": 48, "traced_steps": 16},
+}
+HYBRID_SMALL: dict[str, Any] = {
+    "P10": {"lengths": [[32, 8]], "concurrency": [1, 2], "rounds": 2, "seed": 15},
+    "P4": {"lengths": [64, 256], "prompts": 1, "repeats": 3, "seed": 16},
+    "P7": {"rows": "2", "context": 32, "steps": 6, "traced_steps": 2},
+}
+TINY = {"num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 128}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-4b": {"plan": PLAN, "small_plan": SMALL, "small_shape": "qwen3-60m", "vllm_flags": []},
+    "qwen35-4b": {
+        "plan": HYBRID_PLAN,
+        "small_plan": HYBRID_SMALL,
+        "small_shape": "qwen35-4b",
+        "vllm_flags": ["--language-model-only"],
+    },
+}
+"""The workload for each shape. The checkpoint has no vision tower, so vLLM is told to look for none."""
+
+
 def panels(endpoint: Endpoint, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """P1 to P4 against a running server."""
+    """The plan's loads and P4 against a running server."""
     ids = range(*TOKEN_IDS)
-    one, many, arriving, prefix = (plan[name] for name in ("P1", "P2", "P3", "P4"))
-    points = {
-        "P1": closed_points(_shapes(one), one["concurrency"], one["rounds"], one["rounds"], one["seed"]),
-        "P2": closed_points(_shapes(many), many["concurrency"], many["rounds"], 1, many["seed"]),
-        "P3": open_points(_shapes(arriving), arriving["rates"], arriving["seconds"], arriving["seed"]),
-    }
+    points = {name: _points(name, load) for name, load in plan.items() if name in LOADS}
+    prefix = plan["P4"]
     results: dict[str, Any] = {
         name: run_points([endpoint], some, ids, on_point=on_point) for name, some in points.items()
     }
@@ -81,14 +101,21 @@ def panels(endpoint: Endpoint, plan: Mapping[str, Any]) -> dict[str, Any]:
     return results
 
 
+def _points(name: str, load: Mapping[str, Any]) -> list[Any]:
+    if "rates" in load:
+        return open_points(_shapes(load), load["rates"], load["seconds"], load["seed"])
+    least = load["rounds"] if name in ("P1", "P10") else 1
+    return closed_points(_shapes(load), load["concurrency"], load["rounds"], least, load["seed"])
+
+
 def serve_and_measure(
-    name: str, command: list[str], environment: dict[str, str], plan: Mapping[str, Any], work: Path
+    name: str, command: list[str], environment: dict[str, str], plan: Mapping[str, Any], checkpoint: Path
 ) -> dict[str, Any]:
     """A first start from a cold page cache, all panels, memory before and after, and the end."""
     with _port() as port:
         command = [*command, "--port", str(port)]
     root = f"http://127.0.0.1:{port}"
-    evicted = evict(_large_files(work, environment))
+    evicted = evict(_large_files(checkpoint, environment))
     with ServerProcess(command, root, environment) as server:
         start: dict[str, Any] = server.wait_ready(READY_SECONDS) | {"page_cache": "cold", "evicted_bytes": evicted}
         start["timeline"] = phases(server.log_tail())
@@ -137,13 +164,13 @@ def phases(log: str) -> str | None:
 
 def measure_ours(arguments: argparse.Namespace, plan: Mapping[str, Any]) -> dict[str, Any]:
     """All panels of pegainfer."""
-    checkpoint = arguments.work / CHECKPOINT
+    checkpoint = arguments.checkpoint
     program = [sys.executable, "-c", "import sys; from pegainfer_server.cli import main; sys.exit(main())"]
     flags = ["--max-model-len", str(arguments.max_model_len), *arguments.flag]
     command = [*program, "serve", str(checkpoint), "--served-model-name", MODEL, *flags]
     environment = dict(os.environ)
-    results = serve_and_measure("pegainfer", command, environment, plan, arguments.work)
-    files = _large_files(arguments.work, environment)
+    results = serve_and_measure("pegainfer", command, environment, plan, arguments.checkpoint)
+    files = _large_files(arguments.checkpoint, environment)
     for state in ("cold", "warm"):
         results["P5"].append(start_again("pegainfer", command, environment, state, files))
     results["P7"] = _steps(program, checkpoint, flags, plan["P7"])
@@ -167,20 +194,19 @@ def _steps(program: list[str], checkpoint: Path, flags: list[str], plan: Mapping
 
 def measure_vllm(arguments: argparse.Namespace, plan: Mapping[str, Any]) -> dict[str, Any]:
     """All panels of vLLM with its defaults: prefix caching, graphs and compilation are on."""
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(arguments.work / CHECKPOINT)]
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(arguments.checkpoint)]
     command += ["--served-model-name", MODEL, "--max-model-len", str(arguments.max_model_len)]
-    command += ["--no-enable-log-requests", *arguments.flag]
+    command += ["--no-enable-log-requests", *SHAPES[arguments.shape]["vllm_flags"], *arguments.flag]
     environment = {**os.environ, "PYTHONPATH": str(arguments.site), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    results = serve_and_measure("vllm", command, environment, plan, arguments.work)
+    results = serve_and_measure("vllm", command, environment, plan, arguments.checkpoint)
     if arguments.starts > 1:
-        files = _large_files(arguments.work, environment)
+        files = _large_files(arguments.checkpoint, environment)
         results["P5"].append(start_again("vllm", command, environment, "warm", files))
     return results
 
 
-def prepare(work: Path, shape: str, changes: dict[str, Any]) -> str:
+def prepare(path: Path, shape: str, changes: dict[str, Any]) -> str:
     """The checkpoint, written by a process of its own, so that this one never holds a GPU; returns its fingerprint."""
-    path = work / CHECKPOINT
     if not (path / "model.safetensors.index.json").exists():
         begun = time.perf_counter()
         program = (
@@ -196,11 +222,11 @@ def prepare(work: Path, shape: str, changes: dict[str, Any]) -> str:
     return fingerprint("\n".join(facts))
 
 
-def _large_files(work: Path, environment: Mapping[str, str]) -> list[Path]:
+def _large_files(checkpoint: Path, environment: Mapping[str, str]) -> list[Path]:
     """The checkpoint, and the large packages wherever this process and a server would import them from."""
     places = [Path(place) for place in (*sys.path, *environment.get("PYTHONPATH", "").split(os.pathsep)) if place]
     found = [place / name for place in dict.fromkeys(places) for name in LARGE_PACKAGES]
-    return [work / CHECKPOINT, *(path for path in found if path.is_dir())]
+    return [checkpoint, *(path for path in found if path.is_dir())]
 
 
 @contextlib.contextmanager
@@ -221,13 +247,16 @@ def _say(text: str) -> None:
 
 def measure(arguments: argparse.Namespace) -> None:
     """Prepare, measure one engine, write its file."""
-    plan = SMALL if arguments.small else PLAN
-    changes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128} if arguments.small else {}
+    shape = SHAPES[arguments.shape]
+    plan = shape["small_plan" if arguments.small else "plan"]
     arguments.work.mkdir(parents=True, exist_ok=True)
-    checkpoint = prepare(arguments.work, "qwen3-60m" if arguments.small else "qwen3-4b", changes)
+    arguments.checkpoint = arguments.work / f"checkpoint-{arguments.shape}"
+    written = (shape["small_shape"], TINY) if arguments.small else (arguments.shape, {})
+    checkpoint = prepare(arguments.checkpoint, *written)
     facts = provenance(f"peer_h200 {arguments.engine}", vars(arguments))
     results = (measure_ours if arguments.engine == "ours" else measure_vllm)(arguments, plan)
     workload = {
+        "shape": arguments.shape,
         "plan": plan,
         "checkpoint": checkpoint,
         "token_ids": list(TOKEN_IDS),
@@ -235,7 +264,7 @@ def measure(arguments: argparse.Namespace) -> None:
     }
     engine = results.pop("facts")
     content = document("peer", facts, workload=workload, engine=engine, panels=results)
-    rows = [row for name in ("P1", "P2", "P3") for row in results[name]]
+    rows = [row for name in LOADS for row in results.get(name, [])]
     finish(content, arguments.out / f"{arguments.engine}.json", warnings(rows))
 
 
@@ -251,6 +280,7 @@ def main() -> None:
             "--flag", action="append", default=[], help="further flag of the server (--flag=--name=value)"
         )
         command.add_argument("--max-model-len", type=int, default=MAX_MODEL_LEN)
+        command.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-4b")
         command.add_argument("--small", action="store_true", help="a rehearsal: a tiny model and a few requests")
         if name == "vllm":
             command.add_argument("--site", type=Path, required=True, help="folder with vLLM's packages")

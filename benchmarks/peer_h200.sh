@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # pegainfer against vLLM on a machine with one GPU, torch, triton and transformers (Linux, Python 3.12) but no network.
-# Goals P1 to P7; what is measured is in peer_h200.py.
+# Goals P1 to P7, or P10 where SHAPE=qwen35-4b is set for both engines; what is measured is in peer_h200.py.
 #
 # Where there is a network, in the checkout (all of it goes into .peer, which git should ignore):
 #   benchmarks/peer_h200.sh fetch VLLM     VLLM: folder of fetch_vllm.sh's parts; makes .peer/wheels and .peer/parts/part.NN
@@ -19,7 +19,7 @@
 # FLAGS="--flag=--name=value ..." adds server flags to either engine; STARTS=2 also starts vLLM with warm caches (80 s more).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-OURS=(pegainfer-core pegainfer-server pegainfer-qwen3)
+OURS=(pegainfer-core pegainfer-server pegainfer-qwen3 pegainfer-qwen35)
 PART_BYTES=57M
 
 fetch() {
@@ -71,7 +71,7 @@ client() {
     shift 3
     # shellcheck disable=SC2086 - FLAGS is a list of words
     PYTHONPATH="$work/site" PEGAINFER_COMMIT="$(cat "$work/COMMIT")" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 \
-        python3 benchmarks/peer_h200.py "$engine" --work "$work" --out "$out" "$@" ${FLAGS:-} >/dev/null
+        python3 benchmarks/peer_h200.py "$engine" --work "$work" --out "$out" --shape "${SHAPE:-qwen3-4b}" "$@" ${FLAGS:-} >/dev/null
 }
 
 case "${1:-}" in

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pegainfer_qwen3.testing
+import pegainfer_qwen35.testing
 import torch
 from pegainfer_core.checkpoint import INDEX_FILE
 from pegainfer_core.config import EngineConfig
+from pegainfer_core.family import ModelFamily, ModelPlan
 from pegainfer_core.testing.tiny_tokenizer import EOS_ID, PAD_ID, tiny_tokenizer, write_tiny_tokenizer
 from pegainfer_qwen3.family import Qwen3Family
-from pegainfer_qwen3.testing import tiny_config
+from pegainfer_qwen35.family import Qwen35Family
 from safetensors.torch import save_file
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -46,6 +50,41 @@ SHAPES: dict[str, dict[str, Any]] = {
         "torch_dtype": "float32",
     },
 }
+SHAPES["qwen35-4b"] = {
+    "hidden_size": 2560,
+    "num_hidden_layers": 32,
+    "layer_types": None,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "intermediate_size": 9216,
+    "linear_key_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128,
+    "max_position_embeddings": 262144,
+    "mtp_num_hidden_layers": 0,
+    "rope_parameters": pegainfer_qwen35.testing.ROPE | {"mrope_section": [11, 11, 10]},
+    "vocab_size": 248320,
+    "dtype": "bfloat16",
+}
+FAMILIES: dict[str, tuple[ModelFamily, Callable[..., dict[str, Any]]]] = {
+    "qwen3": (Qwen3Family(), pegainfer_qwen3.testing.tiny_config),
+    "qwen35": (Qwen35Family(), pegainfer_qwen35.testing.tiny_config),
+}
+"""By the first part of a shape's name."""
+IMAGES = {
+    "do_rescale": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "image_std": [0.5, 0.5, 0.5],
+    "merge_size": 2,
+    "patch_size": 16,
+    "processor_class": "Qwen3VLProcessor",
+    "size": {"longest_edge": 16777216, "shortest_edge": 65536},
+    "temporal_patch_size": 2,
+}
+"""Other engines look at how images are prepared even where none will come."""
 WRITERS = 8
 """Threads that write files."""
 
@@ -53,18 +92,21 @@ WRITERS = 8
 def write_checkpoint(path: Path, shape: str, *, seed: int = 0, **changes: Any) -> Path:
     """Write a checkpoint of one of SHAPES with `changes` to its config into `path`, made if need be; returns `path`."""
     path.mkdir(parents=True, exist_ok=True)
+    family, tiny_config = FAMILIES[shape.partition("-")[0]]
     config = tiny_config(**(SHAPES[shape] | changes))
+    plan = family.plan(config, EngineConfig(model=str(path)), family.options())
     _write_json(path / "config.json", config)
     _write_json(path / "generation_config.json", {"eos_token_id": [EOS_ID], "pad_token_id": PAD_ID})
-    write_full_tokenizer(path, config["vocab_size"])
-    _write_weights(path, config, seed)
+    if "vision_config" in config:
+        _write_json(path / "preprocessor_config.json", IMAGES)
+        _write_json(path / "video_preprocessor_config.json", IMAGES | {"video_processor_type": "Qwen3VLVideoProcessor"})
+    write_full_tokenizer(path, plan.vocab_size)
+    _write_weights(path, plan, seed)
     return path
 
 
-def _write_weights(path: Path, config: dict[str, Any], seed: int) -> None:
+def _write_weights(path: Path, plan: ModelPlan, seed: int) -> None:
     """One file for each layer, and one for the rest."""
-    family = Qwen3Family()
-    plan = family.plan(config, EngineConfig(model=str(path)), family.options())
     dtype: torch.dtype = getattr(torch, plan.dtype)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(seed)

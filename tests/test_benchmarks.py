@@ -104,6 +104,18 @@ def test_comparison_gives_a_ratio_for_each_goal(tmp_path: Path) -> None:
     assert set(content["engines"]) == {"pegainfer", "vllm"}
 
 
+def test_comparison_of_a_hybrid_shape(tmp_path: Path) -> None:
+    ours, peer = peer_file(1.0, 101.0, 5.0), peer_file(2.0, 100.0, 80.0)
+    for file in (ours, peer):
+        file["panels"]["P10"] = file["panels"].pop("P2")
+        del file["panels"]["P1"], file["panels"]["P3"]
+    compare(tmp_path, ours, peer)
+    content = json.loads((tmp_path / "peer.json").read_text())
+    rows = [(row["goal"], row["ratio"], row["wanted"], row["reached"]) for row in content["ratios"]]
+    assert rows[:2] == [("P10", 1.01, ">= 1x", "yes"), ("P10", 0.5, "<= 1x", "yes")]
+    assert [row[0] for row in rows[2:]] == ["P4", "P5", "P6", "P6", "P7"]
+
+
 def test_comparison_as_a_table(tmp_path: Path) -> None:
     for name, content in (("ours", peer_file(1.0, 130.0, 5.0)), ("vllm", peer_file(2.0, 100.0, 80.0))):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
@@ -215,10 +227,11 @@ def test_startup_command_shows_why_a_server_ended(tmp_path: Path) -> None:
     assert "no such luck" in err
 
 
-def test_random_checkpoint_has_a_tokenizer_of_its_vocabulary(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("shape", "layers"), [("qwen3-60m", 1), ("qwen35-4b", 4)])
+def test_random_checkpoint_has_a_tokenizer_of_its_vocabulary(shape: str, layers: int, tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from random_checkpoint import write_checkpoint; "
-        "write_checkpoint(Path(sys.argv[1]), 'qwen3-60m', num_hidden_layers=1, hidden_size=16, vocab_size=5000)"
+        f"write_checkpoint(Path(sys.argv[1]), '{shape}', num_hidden_layers={layers}, hidden_size=16, vocab_size=5000)"
     )
     run("-c", program, str(tmp_path / "model"))
     tokenizer = load_tokenizer(tmp_path / "model")

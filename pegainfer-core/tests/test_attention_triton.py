@@ -180,7 +180,14 @@ def test_kernels_compile_for_gpus_that_are_not_here() -> None:
     kernels = [json.loads(line) for line in run.stdout.splitlines()]
     attention = {"attend_kernel", "decode_kernel", "merge_kernel", "write_kernel"}
     products = {"rows_kernel", "tiles_kernel"}
-    single = {"norm_kernel", "silu_mul_kernel", "heads_kernel", "arg_max_parts_kernel", "arg_max_kernel"}
+    single = {
+        "norm_kernel",
+        "silu_mul_kernel",
+        "sigmoid_mul_kernel",
+        "heads_kernel",
+        "arg_max_parts_kernel",
+        "arg_max_kernel",
+    }
     delta = {"step_kernel", "convolve_kernel", "prepare_kernel", "scan_kernel", "gated_norm_kernel"}
     assert {kernel["kernel"] for kernel in kernels} == attention | products | single | delta
     assert {kernel["capability"] for kernel in kernels} == {80, 90}

@@ -9,7 +9,7 @@ from pegainfer_core.engine import Engine
 from pegainfer_core.kv.cache import KVCache
 from pegainfer_core.kv.snapshots import GENERATION_PROMPT_TOKENS, SnapshotPool
 from pegainfer_core.messages import AddRequest, RequestOutput, SnapshotStats
-from pegainfer_core.plan import StepPlan
+from pegainfer_core.plan import Row, RowResult, StepPlan
 from pegainfer_core.sampling_params import SamplingParams
 from pegainfer_core.scheduler import Scheduler, SchedulerLimits
 from pegainfer_core.testing.fake_runner import VOCAB_SIZE, FakeRunner, FakeStep, expected_output
@@ -249,6 +249,34 @@ def test_sixty_four_requests_share_eight_slots(run_ahead: bool) -> None:
     ends = [int(output.request_id) for output in driver.ends]
     assert max(abs(place - index) for place, index in enumerate(ends)) <= 8, "in order of arrival, within a batch"
     assert max(len(plan.rows) for plan in driver.plans) == 8
+
+
+class PoisonedRunner(FakeRunner):
+    """The numbers of the row that reaches this position are not finite."""
+
+    position = 43
+
+    def _sample(self, row: Row) -> RowResult:
+        result = super()._sample(row)
+        if row.start + row.num_tokens == self.position:
+            return RowResult(token_id=None, error="not finite")
+        return result
+
+
+@pytest.mark.parametrize("run_ahead", [False, True])
+def test_nothing_of_a_request_with_bad_numbers_is_found_again(run_ahead: bool) -> None:
+    runner = PoisonedRunner(200, 4, recurrent=True)
+    driver = Driver(run_ahead=run_ahead, runner=runner)
+    driver.run("before", ids(24))
+    driver.add("bad", ids(40), 10)
+    driver.drain()
+    assert driver.cached["bad"] == 24
+    assert [output.finish_reason for output in driver.ends] == ["length", "error"]
+    runner.position = -1
+    driver.run("after", ids(40), 10)
+    assert driver.cached["after"] == 0
+    stats = driver.engine.scheduler.stats()
+    assert stats.num_free_pages == stats.num_pages
 
 
 @pytest.mark.parametrize("run_ahead", [False, True])

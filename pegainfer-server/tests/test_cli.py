@@ -41,6 +41,8 @@ ENGINE_FLAGS = [
     "--revision",
     "--run-ahead",
     "--seed",
+    "--state-snapshot-memory",
+    "--state-snapshot-stride",
     "-o",
     "model",
 ]
@@ -63,6 +65,10 @@ FLAGS = {
     "bench throughput": [
         *ENGINE_FLAGS,
         *("--bench-seed", "--lengths", "--out", "--prompts", "--repeats", "--token-ids"),
+    ],
+    "bench soak": [
+        *("--api-key", "--concurrency", "--margin", "--max-input", "--max-output", "--mix", "--model"),
+        *("--out", "--seconds", "--seed", "--token-ids", "--url"),
     ],
     "chat": [
         *ENGINE_FLAGS,
@@ -92,7 +98,9 @@ FLAGS = {
         "--reasoning-field",
         "--max-body-size",
         "--max-requests-per-minute",
+        "--no-plain-messages",
         "--otlp-traces-endpoint",
+        "--plain-messages",
         "--port",
         "--served-model-name",
         "--shutdown-timeout",

@@ -57,7 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     state_snapshot_memory: int | None = None
     """Bytes for snapshots of recurrent state, which models that have one need to reuse prefixes; None: an eighth of the KV cache's."""
     state_snapshot_stride: int | None = None
-    """Tokens that a snapshot of recurrent state must save over the one before it, a multiple of the page size; None: 128."""
+    """Tokens that a snapshot of recurrent state must save over the one before it, in whole pages; None: 64 on CPU, 256 on a GPU."""
     run_ahead: bool | None = None
     """Launch step N+1 before the tokens of step N are on the host; None: on a GPU. Same tokens either way."""
     cuda_graphs: bool | None = None

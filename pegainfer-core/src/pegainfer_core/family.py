@@ -90,6 +90,8 @@ class TensorSpec:
 
     name: str
     shape: tuple[int, ...]
+    rows: tuple[tuple[int, int], ...] = ()
+    """(first, count) of the pieces along dimension 0, in the order in which they are loaded; each row once. Empty: as stored."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,8 @@ class WeightRule:
     """Concatenated along dimension 0, in this order (q, k, v; gate, up)."""
     tied_to: str | None = None
     """If the checkpoint has none of the sources, share this other parameter. The file decides: a tensor that is there is used."""
+    offset: float = 0.0
+    """Added to each value, in the parameter's type: norms that store the difference to 1."""
 
     @property
     def num_values(self) -> int:

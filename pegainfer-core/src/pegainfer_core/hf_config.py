@@ -18,6 +18,7 @@ from pegainfer_core.rope_config import (
     RopeType,
     YarnScaling,
     read_rope,
+    rotary_rows,
     yarn_mscale,
 )
 
@@ -34,6 +35,7 @@ __all__ = [
     "read_dtype",
     "read_eos",
     "read_rope",
+    "rotary_rows",
     "yarn_mscale",
 ]
 

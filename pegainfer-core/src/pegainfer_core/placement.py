@@ -13,13 +13,7 @@ import torch
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.errors import ConfigError
 from pegainfer_core.family import ModelPlan
-from pegainfer_core.kv.budget import (
-    CPU_KV_CACHE_BYTES,
-    CPU_RUNNING_REQUESTS,
-    GPU_RUNNING_REQUESTS,
-    StateBudget,
-    state_budget,
-)
+from pegainfer_core.kv.budget import CPU_KV_CACHE_BYTES, StateBudget, state_budget
 from pegainfer_core.machine import check_kv_cache_memory, machine_memory
 
 MIN_COMPUTE_CAPABILITY = (8, 0)
@@ -88,7 +82,7 @@ def place(config: EngineConfig, plan: ModelPlan) -> Placement:
             plan,
             dtype.itemsize,
             memory=_kv_memory(config, plan, dtype.itemsize, total_memory if on_gpu else None),
-            default_running=GPU_RUNNING_REQUESTS if on_gpu else CPU_RUNNING_REQUESTS,
+            on_gpu=on_gpu,
         ),
         run_ahead=on_gpu if config.run_ahead is None else config.run_ahead,
         cuda_graphs=on_gpu if config.cuda_graphs is None else config.cuda_graphs,

@@ -64,12 +64,18 @@ class Llama3Scaling:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary embedding over the full head dimension; `ops.rope` turns it into tables."""
+    """Rotary embedding of heads; `ops.rope` turns it into tables."""
 
     theta: float
     """Base of the frequencies."""
     scaling: LinearScaling | YarnScaling | Llama3Scaling | None = None
     """None: type default."""
+    fraction: float = 1.0
+    """Share of a head's dimensions that is rotated: the first ones, in halves of their own. See `rotary_rows`."""
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """Dimensions that are rotated."""
+        return int(head_dim * self.fraction)
 
     def max_context(self, max_position_embeddings: int) -> int:
         """Longest sequence the positions are meant for.
@@ -84,37 +90,71 @@ class RopeConfig:
         return max_position_embeddings
 
 
+def rotary_rows(heads: int, head_dim: int, rotary_dim: int) -> tuple[tuple[int, int], ...]:
+    """Order in which rows of query and key heads are loaded (TensorSpec.rows), so that dimension i turns with i + D / 2.
+
+    Published weights turn i with i + rotary_dim / 2. Scores do not mind the order of dimensions that queries and keys have
+    alike; those that are not rotated have frequency 0 in the tables.
+    """
+    if rotary_dim == head_dim:
+        return ()
+    turned, kept = rotary_dim // 2, (head_dim - rotary_dim) // 2
+    pieces = ((0, turned), (rotary_dim, kept), (turned, turned), (rotary_dim + kept, kept))
+    return tuple((head * head_dim + first, count) for head in range(heads) for first, count in pieces)
+
+
 def yarn_mscale(factor: float, mscale: float) -> float:
     """Attention temperature of YaRN for a context extension: 0.1 * mscale * ln(factor) + 1, and 1 without extension."""
     return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def read_rope(
-    reader: ConfigReader, *, default_theta: float | None = None, supported: Sequence[RopeType] = ROPE_TYPES
+    reader: ConfigReader,
+    *,
+    default_theta: float | None = None,
+    default_fraction: float | None = None,
+    supported: Sequence[RopeType] = ROPE_TYPES,
 ) -> RopeConfig:
     """The rope of a config in either spelling: `rope_theta` + `rope_scaling`, or `rope_parameters` (transformers 5).
 
-    `default_theta` holds where the file has none (None: it must). Raises ConfigError for an unknown type, naming
+    `default_theta` holds where the file has none (None: it must), `default_fraction` likewise of partial_rotary_factor (None:
+    only 1 is supported). Raises ConfigError for an unknown type, naming
     `supported`, and for two spellings that contradict each other; unknown sub-keys are named by `reader.finish()`.
     """
     section = _rope_section(reader)
     theta = reader.float("rope_theta", None, above=0)
-    reader.only("partial_rotary_factor", 1)
+    fraction = _fraction(reader, section, default_fraction)
     if section is None:
-        return RopeConfig(theta=_theta(reader, theta, default_theta))
-    section.only("partial_rotary_factor", 1)
+        return RopeConfig(theta=_theta(reader, theta, default_theta), fraction=fraction)
     nested_theta = section.float("rope_theta", None, above=0)
     if theta is not None and nested_theta is not None and theta != nested_theta:
         raise reader.error(f"rope_theta is {theta:g} but {section.path('rope_theta')} is {nested_theta:g}")
     theta = _theta(reader, theta if nested_theta is None else nested_theta, default_theta)
     rope_type = _rope_type(section, supported)
     if rope_type == "linear":
-        return RopeConfig(theta=theta, scaling=LinearScaling(factor=_factor(section)))
+        return RopeConfig(theta=theta, scaling=LinearScaling(factor=_factor(section)), fraction=fraction)
     if rope_type == "yarn":
-        return RopeConfig(theta=theta, scaling=_yarn(reader, section))
+        return RopeConfig(theta=theta, scaling=_yarn(reader, section), fraction=fraction)
     if rope_type == "llama3":
-        return RopeConfig(theta=theta, scaling=_llama3(reader, section))
-    return RopeConfig(theta=theta)
+        return RopeConfig(theta=theta, scaling=_llama3(reader, section), fraction=fraction)
+    return RopeConfig(theta=theta, fraction=fraction)
+
+
+def _fraction(reader: ConfigReader, section: ConfigReader | None, default: float | None) -> float:
+    """partial_rotary_factor, beside the section or in it."""
+    readers = [reader] if section is None else [reader, section]
+    if default is None:
+        for each in readers:
+            each.only("partial_rotary_factor", 1)
+        return 1.0
+    found = [each.float("partial_rotary_factor", None, above=0) for each in readers]
+    given = {value for value in found if value is not None}
+    if len(given) > 1:
+        raise reader.error(f"partial_rotary_factor is {found[0]:g} in one place and {found[1]:g} in another")
+    fraction = given.pop() if given else default
+    if fraction > 1:
+        raise reader.error(f"partial_rotary_factor is {fraction:g}; {reader.family} needs a number of at most 1")
+    return fraction
 
 
 def _theta(reader: ConfigReader, theta: float | None, default_theta: float | None) -> float:

@@ -200,8 +200,11 @@ class Scheduler:
     def _plan_row(self, request: Request, num_tokens: int, rows: list[tuple[Request, Row]]) -> int:
         """Reserve pages, preempting the youngest if the pool is dry, and append the row. Returns the tokens planned."""
         start = request.num_computed
-        end = self.cache.row_end(request, start + num_tokens)
-        num_tokens = end - start
+        end = start + num_tokens
+        snapshots = self.cache.snapshots
+        if snapshots is not None and num_tokens > 1:
+            end = snapshots.row_end(request, end)
+            num_tokens = end - start
         while self.cache.extend(request, end) is None:
             planned = {id(other) for other, _ in rows}
             victim = max((r for r in self.running if id(r) not in planned), key=lambda r: r.order)
@@ -218,7 +221,7 @@ class Scheduler:
             samples=samples,
             output_index=request.num_output + request.num_pending,
             prompt_logprobs=request.wants_prompt_logprobs,
-            snapshot=self.cache.reserve_snapshot(request, end),
+            snapshot=None if snapshots is None else snapshots.reserve(request, end),
         )
         assert len(row.token_ids) >= num_tokens - 1, "at most the last input is still on the device"
         request.num_planned_pages = len(request.pages)
@@ -298,6 +301,7 @@ class Scheduler:
         request.num_pending -= row.samples
         if result.error is not None:
             self.cache.void(row.snapshot)
+            self.cache.distrust(request)
             return self._finish(request, "error", error=result.error)
         end = row.start + row.num_tokens
         self.cache.commit(request, end, row.snapshot)

@@ -7,6 +7,7 @@ by `ModelPlan.skipped_tensors`.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,9 +55,12 @@ def load_weights(
         else:
             like = parameters[name]
             value = nn.Parameter(torch.empty(like.shape, dtype=like.dtype, device=device), requires_grad=False)
-            moves.extend(_stack(parts, value.data))
+            moves.extend(_stack(rule, parts, value.data))
         _set_parameter(model, name, value)
     transfer(moves, device, progress.add)
+    for rule in plan.weight_rules:
+        if rule.offset:
+            model.get_parameter(rule.parameter).data.add_(rule.offset)
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
@@ -101,6 +105,8 @@ def _check_rules(
             raise PluginError(f"{plan.family}: {name} is {list(parameter.shape)}, its weight rule {list(shape)}")
         if parameter.dtype not in (dtype, torch.float32):
             raise PluginError(f"{plan.family}: {name} is {parameter.dtype}; it must be {dtype} or torch.float32")
+        if rule.tied_to is not None and (rule.offset or any(source.rows for source in rule.sources)):
+            raise PluginError(f"{plan.family}: {name} may be tied, so its rule takes neither pieces nor an offset")
         if rule.tied_to is not None and (rule.tied_to not in rules or rules[rule.tied_to].tied_to is not None):
             raise PluginError(f"{plan.family}: {name} is tied to {rule.tied_to}, which has no rule of its own")
 
@@ -109,6 +115,10 @@ def _stacked_shape(plan: ModelPlan, rule: WeightRule) -> tuple[int, ...]:
     shapes = [source.shape for source in rule.sources]
     if not shapes or any(len(shape) == 0 or shape[1:] != shapes[0][1:] for shape in shapes):
         raise PluginError(f"{plan.family}: the sources of {rule.parameter} cannot be stacked: {shapes}")
+    for source in rule.sources:
+        order = [row for first, count in source.rows for row in range(first, first + count)]
+        if order and sorted(order) != list(range(source.shape[0])):
+            raise PluginError(f"{plan.family}: the pieces of {source.name} do not have each of its rows once")
     return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
@@ -175,14 +185,17 @@ class _Progress:
             self._callback(self._done, self._total)
 
 
-def _stack(sources: Sequence[StoredTensor], value: Tensor) -> list[Move]:
-    """One below the other, in `value`."""
+def _stack(rule: WeightRule, sources: Sequence[StoredTensor], value: Tensor) -> list[Move]:
+    """One below the other, in `value`, each in its rule's order of rows."""
     moves: list[Move] = []
     start = 0
-    for source in sources:
-        end = start + source.shape[0]
-        moves.append(Move(source, value[start:end]))
-        start = end
+    for spec, source in zip(rule.sources, sources, strict=True):
+        row_bytes = source.num_bytes // source.shape[0]
+        for first, count in spec.rows or ((0, source.shape[0]),):
+            place = source.offset + first * row_bytes
+            piece = dataclasses.replace(source, offset=place, shape=(count, *source.shape[1:]))
+            moves.append(Move(piece, value[start : start + count]))
+            start += count
     assert start == value.shape[0], "the checks above let through only complete stacks"
     return moves
 

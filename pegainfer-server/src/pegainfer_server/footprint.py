@@ -11,7 +11,7 @@ from typing import Literal
 
 from pegainfer_core.config import EngineConfig
 from pegainfer_core.family import ModelPlan, WeightRule
-from pegainfer_core.kv.budget import CPU_KV_CACHE_BYTES, CPU_RUNNING_REQUESTS, GPU_RUNNING_REQUESTS, state_budget
+from pegainfer_core.kv.budget import CPU_KV_CACHE_BYTES, state_budget
 
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 PADDING_PAGES = 1
@@ -72,8 +72,7 @@ def footprint(
     context = min(plan.max_context, config.max_model_len or plan.max_context)
     page_bytes = per_token * config.page_size
     memory = config.kv_cache_memory or (CPU_KV_CACHE_BYTES if device == "cpu" else None)
-    default_running = CPU_RUNNING_REQUESTS if device == "cpu" else GPU_RUNNING_REQUESTS
-    states = state_budget(config, plan, width, memory=memory or 0, default_running=default_running)
+    states = state_budget(config, plan, width, memory=memory or 0, on_gpu=device == "cuda")
     kv_bytes = None if memory is None else max(0, memory - states.num_bytes)
     if kv_bytes is not None and config.kv_cache_memory is None:  # no more than all running requests could fill
         most = states.max_running_requests * -(-context // config.page_size) + PADDING_PAGES

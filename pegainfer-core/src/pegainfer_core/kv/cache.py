@@ -40,6 +40,7 @@ class KVCache:
         self.page_size = page_size
         self.prefix_cache = prefix_cache
         self.snapshots: Snapshots | None = None
+        """Where the recurrent state of prefixes is, for models that have one."""
         if snapshots is not None and prefix_cache:
             self.snapshots = Snapshots(snapshots, page_size, snapshot_stride, self.digest)
 
@@ -75,14 +76,6 @@ class KVCache:
         if self.snapshots is not None:
             self.snapshots.begin(request, request.num_computed, match.num_shared_tokens)
 
-    def row_end(self, request: Request, end: int) -> int:
-        """Where a row that could go on to `end` should stop."""
-        return end if self.snapshots is None else self.snapshots.row_end(request, end)
-
-    def reserve_snapshot(self, request: Request, end: int) -> int | None:
-        """Where to save the recurrent state after a row that ends at `end`, if it should be."""
-        return None if self.snapshots is None else self.snapshots.reserve(request, end)
-
     def extend(self, request: Request, num_tokens: int) -> list[int] | None:
         """Grow the page table to cover `num_tokens` tokens; returns the new pages, or None and no change if the pool is dry."""
         missing = self.num_pages_for(num_tokens) - len(request.pages)
@@ -106,6 +99,14 @@ class KVCache:
         if snapshot is not None:
             assert self.snapshots is not None
             self.snapshots.publish(request, num_written, snapshot)
+
+    def distrust(self, request: Request) -> None:
+        """Make nothing that the request wrote or read findable any more: its numbers were not finite."""
+        for page in request.pages:
+            self.pool.forget(page)
+        if self.snapshots is not None:
+            for digest in request.page_hashes:
+                self.snapshots.pool.drop(digest)
 
     def void(self, snapshot: int | None) -> None:
         """What was saved, if anything was, belongs to no commit."""

@@ -66,7 +66,7 @@ class PagePool:
                 page = self._blank.pop()
             else:
                 page, _ = self._evictable.popitem(last=False)
-                self._forget(page)
+                self.forget(page)
             self._references[page] = 1
             pages.append(page)
         return pages
@@ -109,12 +109,9 @@ class PagePool:
         """How many of `pages` nobody holds: acquiring them costs that many free pages."""
         return sum(self._references[page] == 0 for page in pages)
 
-    def is_registered(self, page: int) -> bool:
-        """Whether the page can be found by hash."""
-        return self._hash_of[page] is not None
-
-    def _forget(self, page: int) -> None:
+    def forget(self, page: int) -> None:
+        """Make the page findable no more, if it is."""
         digest = self._hash_of[page]
-        assert digest is not None
-        del self._page_of[digest]
-        self._hash_of[page] = None
+        if digest is not None:
+            del self._page_of[digest]
+            self._hash_of[page] = None

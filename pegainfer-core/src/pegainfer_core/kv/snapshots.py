@@ -80,10 +80,15 @@ class SnapshotPool:
         del self._reserved[slot]
         self._blank.append(slot)
 
-    def drop_unused(self, digest: bytes) -> None:
-        """Forget a snapshot that is there and was never restored."""
-        if digest in self._slot_of and digest not in self._restored:
+    def drop(self, digest: bytes) -> None:
+        """Forget a snapshot, if it is there."""
+        if digest in self._slot_of:
             self._blank.append(self._forget(digest))
+
+    def drop_unused(self, digest: bytes) -> None:
+        """Forget a snapshot, if it was never restored."""
+        if digest not in self._restored:
+            self.drop(digest)
 
     def _forget(self, digest: bytes) -> int:
         self._restored.discard(digest)

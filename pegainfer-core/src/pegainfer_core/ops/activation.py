@@ -1,4 +1,4 @@
-"""Gated activations over stacked gate and up projections.
+"""Gated activations: over stacked gate and up projections, and of a gate beside its values.
 
 Owns element-wise functions between two matrix products. Shape suffix: F intermediate size; leading dimensions are
 free.
@@ -23,3 +23,12 @@ def silu_mul(gate_up_2F: Tensor) -> Tensor:
         return product_F
     gate_F, up_F = gate_up_2F.chunk(2, dim=-1)
     return F.silu(gate_F) * up_F
+
+
+def sigmoid_mul(x_TF: Tensor, gate_TF: Tensor) -> Tensor:
+    """x * sigmoid(gate). The gate's rows may be parts of longer ones."""
+    if use_triton(x_TF) and gate_TF.stride(1) == 1:
+        from pegainfer_core.ops import token_triton
+
+        return token_triton.sigmoid_mul(x_TF, gate_TF)
+    return x_TF * gate_TF.sigmoid()

@@ -40,12 +40,13 @@ def _turned(
     place_X1 = head_X[:, None] * HEAD_DIM
     x_XD = tl.load(heads_ptr + place_X1 + offset_D[None, :], mask=inside_XD, other=0.0).to(tl.float32)
     other_XD = tl.load(heads_ptr + place_X1 + other_D[None, :], mask=inside_XD, other=0.0).to(tl.float32)
+    WEIGHT_DTYPE: tl.constexpr = weight_ptr.dtype.element_ty
     if NORM:
         factor_X1 = tl.rsqrt(tl.sum(x_XD * x_XD, axis=1) / HEAD_DIM + eps)[:, None]
         weight_1D = tl.load(weight_ptr + offset_D, mask=inside_D, other=0.0).to(tl.float32)[None, :]
         other_weight_1D = tl.load(weight_ptr + other_D, mask=inside_D, other=0.0).to(tl.float32)[None, :]
-        x_XD = ((x_XD * factor_X1).to(DTYPE).to(tl.float32) * weight_1D).to(DTYPE).to(tl.float32)
-        other_XD = ((other_XD * factor_X1).to(DTYPE).to(tl.float32) * other_weight_1D).to(DTYPE).to(tl.float32)
+        x_XD = ((x_XD * factor_X1).to(WEIGHT_DTYPE).to(tl.float32) * weight_1D).to(DTYPE).to(tl.float32)
+        other_XD = ((other_XD * factor_X1).to(WEIGHT_DTYPE).to(tl.float32) * other_weight_1D).to(DTYPE).to(tl.float32)
     angle_D = tl.where(first_D, offset_D, offset_D - HALF)
     cos_1D = tl.load(cos_ptr + angle_D, mask=inside_D, other=0.0).to(DTYPE).to(tl.float32)[None, :]
     sin_1D = tl.load(sin_ptr + angle_D, mask=inside_D, other=0.0).to(DTYPE).to(tl.float32)[None, :]

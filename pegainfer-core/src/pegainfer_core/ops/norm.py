@@ -1,4 +1,6 @@
-"""RMS normalisation: a plain weight (not 1 + weight), sums in float32, rounded before the weight is applied.
+"""RMS normalisation: a plain weight (a weight rule's offset makes it of 1 + weight), sums in float32.
+
+What is normalised is rounded to the weight's type before the weight is applied: not at all where that is float32.
 
 Owns the functions and the module that holds a weight. Knows no family.
 
@@ -15,7 +17,7 @@ from pegainfer_core.ops.dispatch import use_cpu, use_triton
 
 
 def rms_norm(x: Tensor, weight_E: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) over the last dimension in float32, cast to x's type, times the weight."""
+    """x / sqrt(mean(x^2) + eps) over the last dimension in float32, cast to the weight's type, times it; in x's type."""
     if x.dim() == 2 and use_triton(x):
         from pegainfer_core.ops import token_triton
 
@@ -24,7 +26,7 @@ def rms_norm(x: Tensor, weight_E: Tensor, eps: float) -> Tensor:
         return token_cpu.rms_norm(x, weight_E, eps)
     x_float = x.float()
     variance = x_float.square().mean(-1, keepdim=True)
-    return weight_E * (x_float * torch.rsqrt(variance + eps)).to(x.dtype)
+    return (weight_E * (x_float * torch.rsqrt(variance + eps)).to(weight_E.dtype)).to(x.dtype)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pegainfer_core.rope_config import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
@@ -84,11 +85,13 @@ class RotaryTable(nn.Module):
 
     def __init__(self, config: RopeConfig, head_dim: int, num_positions: int, device: torch.device) -> None:
         super().__init__()
-        frequencies_N, factor = inverse_frequencies(config, head_dim)
+        rotary_dim = config.rotary_dim(head_dim)
+        frequencies_N, factor = inverse_frequencies(config, rotary_dim)
         positions_C = torch.arange(num_positions, dtype=torch.float32, device=device)
         angles_CN = positions_C[:, None] * frequencies_N.to(device)
-        self.register_buffer("cos_CN", angles_CN.cos() * factor, persistent=False)
-        self.register_buffer("sin_CN", angles_CN.sin() * factor, persistent=False)
+        still = (0, (head_dim - rotary_dim) // 2)  # what is not rotated keeps its values
+        self.register_buffer("cos_CN", F.pad(angles_CN.cos() * factor, still, value=1.0), persistent=False)
+        self.register_buffer("sin_CN", F.pad(angles_CN.sin() * factor, still), persistent=False)
         self._step: tuple[object, tuple[Tensor, Tensor]] | None = None
 
     def forward(self, q_THD: Tensor, k_TKD: Tensor, positions_T: Tensor) -> tuple[Tensor, Tensor]:

@@ -41,7 +41,7 @@ def norm_kernel(
         tl.store(sum_ptr + token * E + offset_E, x_E, mask=inside_E)
         x_E = x_E.to(tl.float32)
     factor = tl.rsqrt(tl.sum(x_E * x_E) / E + eps)
-    normed_E = (x_E * factor).to(DTYPE).to(tl.float32) * weight_E
+    normed_E = (x_E * factor).to(weight_ptr.dtype.element_ty).to(tl.float32) * weight_E
     tl.store(out_ptr + token * E + offset_E, normed_E.to(DTYPE), mask=inside_E)
 
 
@@ -66,9 +66,30 @@ def silu_mul_kernel(
 
 
 @triton.jit
-def _normed(first_HN, second_HN, query_H, query_weight_ptr, key_weight_ptr, offset_N, HALF, eps):
-    """Both halves of each head after the RMS norm with the weight of queries or of keys, rounded twice."""
-    DTYPE: tl.constexpr = query_weight_ptr.dtype.element_ty
+def sigmoid_mul_kernel(
+    x_ptr,
+    gate_ptr,
+    out_ptr,
+    F,
+    stride_x,
+    stride_gate,
+    BLOCK_F: tl.constexpr,
+):
+    """x * sigmoid(gate). Grid (tokens, blocks of F)."""
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    token = tl.program_id(0).to(tl.int64)
+    offset_F = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
+    inside_F = offset_F < F
+    x_F = tl.load(x_ptr + token * stride_x + offset_F, mask=inside_F, other=0.0).to(tl.float32)
+    gate_F = tl.load(gate_ptr + token * stride_gate + offset_F, mask=inside_F, other=0.0).to(tl.float32)
+    gated_F = x_F * tl.sigmoid(gate_F).to(DTYPE).to(tl.float32)
+    tl.store(out_ptr + token * F + offset_F, gated_F.to(DTYPE), mask=inside_F)
+
+
+@triton.jit
+def _normed(first_HN, second_HN, query_H, query_weight_ptr, key_weight_ptr, offset_N, HALF, eps, DTYPE: tl.constexpr):
+    """Both halves of each head after the RMS norm with the weight of queries or of keys: in its type, then in DTYPE."""
+    WEIGHT_DTYPE: tl.constexpr = query_weight_ptr.dtype.element_ty
     inside_N = offset_N < HALF
     squares_H = tl.sum(first_HN * first_HN, axis=1) + tl.sum(second_HN * second_HN, axis=1)
     factor_H1 = tl.rsqrt(squares_H / (2 * HALF) + eps)[:, None]
@@ -79,8 +100,8 @@ def _normed(first_HN, second_HN, query_H, query_weight_ptr, key_weight_ptr, offs
     query_H1 = query_H[:, None]
     first_weight_HN = tl.where(query_H1, query_first_N[None, :], key_first_N[None, :])
     second_weight_HN = tl.where(query_H1, query_second_N[None, :], key_second_N[None, :])
-    first_HN = (first_HN * factor_H1).to(DTYPE).to(tl.float32) * first_weight_HN
-    second_HN = (second_HN * factor_H1).to(DTYPE).to(tl.float32) * second_weight_HN
+    first_HN = (first_HN * factor_H1).to(WEIGHT_DTYPE).to(tl.float32) * first_weight_HN
+    second_HN = (second_HN * factor_H1).to(WEIGHT_DTYPE).to(tl.float32) * second_weight_HN
     return first_HN.to(DTYPE).to(tl.float32), second_HN.to(DTYPE).to(tl.float32)
 
 
@@ -126,7 +147,7 @@ def heads_kernel(
     second_HN = given_second_HN.to(tl.float32)
     if NORM:
         first_HN, second_HN = _normed(
-            *(first_HN, second_HN, query_H, query_weight_ptr, key_weight_ptr, offset_N, HALF, eps)
+            *(first_HN, second_HN, query_H, query_weight_ptr, key_weight_ptr, offset_N, HALF, eps, DTYPE)
         )
     place = tl.load(write_index_ptr + token) * stride_slot
     angle_N = tl.load(position_ptr + token) * HALF + offset_N

@@ -18,6 +18,7 @@ from pegainfer_core.ops.token_kernels import (
     arg_max_parts_kernel,
     heads_kernel,
     norm_kernel,
+    sigmoid_mul_kernel,
     silu_mul_kernel,
 )
 
@@ -37,7 +38,7 @@ def add_rms_norm(x_TE: Tensor, residual_TE: Tensor, weight_E: Tensor, eps: float
 
 def _norm(x_TE: Tensor, residual_TE: Tensor | None, weight_E: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     tokens, size = x_TE.shape
-    out_TE = torch.empty(tokens, size, dtype=weight_E.dtype, device=x_TE.device)
+    out_TE = torch.empty(tokens, size, dtype=x_TE.dtype, device=x_TE.device)
     sum_TE = out_TE if residual_TE is None else torch.empty_like(out_TE)
     residual = x_TE if residual_TE is None else residual_TE
     assert x_TE.stride(1) == 1 and residual.stride(1) == 1, "rows must be dense"
@@ -59,6 +60,19 @@ def silu_mul(gate_up_T2F: Tensor) -> Tensor:
     block = min(1024, triton.next_power_of_2(size))
     silu_mul_kernel[(tokens, triton.cdiv(size, block))](
         *(gate_up_T2F, out_TF, size, gate_up_T2F.stride(0)),
+        BLOCK_F=block,
+        num_warps=4,
+    )
+    return out_TF
+
+
+def sigmoid_mul(x_TF: Tensor, gate_TF: Tensor) -> Tensor:
+    """See activation.sigmoid_mul."""
+    tokens, size = x_TF.shape
+    out_TF = torch.empty(tokens, size, dtype=x_TF.dtype, device=x_TF.device)
+    block = min(1024, triton.next_power_of_2(size))
+    sigmoid_mul_kernel[(tokens, triton.cdiv(size, block))](
+        *(x_TF, gate_TF, out_TF, size, x_TF.stride(0), gate_TF.stride(0)),
         BLOCK_F=block,
         num_warps=4,
     )

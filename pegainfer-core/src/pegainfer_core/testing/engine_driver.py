@@ -6,7 +6,7 @@ Owns the loop over `Engine.step` and the collection of outputs. For tests; `LLM`
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +44,35 @@ class EngineDriver:
         """Submit all prompts, then step until all have ended."""
         return self.generate_each([(prompt, params) for prompt in prompts])
 
-    def generate_each(self, requests: Sequence[tuple[Sequence[int], SamplingParams]]) -> list[Generated]:
-        """The same for prompts with parameters of their own."""
+    def generate_each(
+        self,
+        requests: Sequence[tuple[Sequence[int], SamplingParams]],
+        *,
+        on_end: Callable[[int], None] = lambda index: None,
+        arrives: Callable[[], bool] = lambda: True,
+        aborts: Callable[[], bool] = lambda: False,
+    ) -> list[Generated]:
+        """The same for prompts with parameters of their own. `on_end` hears which request ended.
+
+        Before each step requests are submitted for as long as `arrives` says so, and a running one is aborted if `aborts` says so.
+        """
         outputs: dict[str, list[RequestOutput]] = {}
-        for prompt, params in requests:
-            self._num_requests += 1
-            request_id = f"request-{self._num_requests}"
-            outputs[request_id] = []
-            self.engine.add(AddRequest(request_id=request_id, prompt_ids=list(prompt), params=params))
-        while self.engine.has_work:
+        coming = list(requests)
+        while coming or self.engine.has_work:
+            while coming and (arrives() or not self.engine.has_work):
+                prompt, params = coming.pop(0)
+                self._num_requests += 1
+                request_id = f"request-{self._num_requests}"
+                outputs[request_id] = []
+                self.engine.add(AddRequest(request_id=request_id, prompt_ids=list(prompt), params=params))
+            if self.engine.scheduler.running and aborts():
+                self.engine.abort([self.engine.scheduler.running[0].request_id])
             step = self.engine.step()
             self.stats = step.stats
             for output in step.outputs:
                 outputs[output.request_id].append(output)
+                if output.finish_reason is not None:
+                    on_end(list(outputs).index(output.request_id))
         return [_collect(parts) for parts in outputs.values()]
 
 

@@ -39,7 +39,14 @@ KERNELS = {
     attention_triton: ("attend_kernel", "decode_kernel", "merge_kernel", "write_kernel"),
     gdn_triton: ("step_kernel", "convolve_kernel", "prepare_kernel", "scan_kernel", "gated_norm_kernel"),
     linear_triton: ("rows_kernel", "tiles_kernel"),
-    token_triton: ("norm_kernel", "silu_mul_kernel", "heads_kernel", "arg_max_parts_kernel", "arg_max_kernel"),
+    token_triton: (
+        "norm_kernel",
+        "silu_mul_kernel",
+        "sigmoid_mul_kernel",
+        "heads_kernel",
+        "arg_max_parts_kernel",
+        "arg_max_kernel",
+    ),
 }
 
 
@@ -118,6 +125,7 @@ def _operation_launches() -> Iterator[tuple[dict[str, Any], Callable[[], object]
         yield facts, functools.partial(token_triton.rms_norm, x, x[0], 1e-6)
         yield facts, functools.partial(token_triton.add_rms_norm, x, x, x[0], 1e-6)
         yield facts, functools.partial(token_triton.silu_mul, x)
+        yield facts, functools.partial(token_triton.sigmoid_mul, x, x)
         yield facts, functools.partial(token_triton.greedy, x, 2500)
         batch = paged_batch([(1, 40)], heads=(8, 2), head_dim=128, page_size=16, dtype=dtype)
         positions_T, table = torch.zeros(1, dtype=torch.int64), torch.empty(64, 64)

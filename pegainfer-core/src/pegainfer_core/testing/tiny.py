@@ -60,13 +60,15 @@ def _tensors(plan: ModelPlan, seed: int, gain: float, write_tied: bool) -> Itera
             continue
         originals = rule.sources if rule.tied_to is None else sources[rule.tied_to]
         for source, original in zip(rule.sources, originals, strict=True):
-            yield source.name, _random(original, seed, gain).to(dtype)
+            yield source.name, _random(original, seed, gain, rule.offset).to(dtype)
 
 
-def _random(spec: TensorSpec, seed: int, gain: float) -> Tensor:
+def _random(spec: TensorSpec, seed: int, gain: float, offset: float) -> Tensor:
     generator = torch.Generator().manual_seed(seed + zlib.crc32(spec.name.encode()))
+    if spec.name.endswith("_log"):  # of a rate: some heads of a recurrent layer forget at once, some keep for long
+        return torch.empty(spec.shape).uniform_(-4.0, 1.0, generator=generator)
     values = torch.randn(spec.shape, generator=generator)
-    return 1 + 0.1 * values if "norm" in spec.name and len(spec.shape) == 1 else gain * values
+    return 1 - offset + 0.1 * values if "norm" in spec.name and len(spec.shape) == 1 else gain * values
 
 
 def _write_shards(path: Path, tensors: Mapping[str, Tensor], shard_bytes: int) -> None:
