@@ -26,5 +26,5 @@ def test_more_waiting_tokens_never_make_a_shorter_chunk(decode_rows: int, one: i
 def test_few_streams_get_short_chunks_and_none_get_the_longest() -> None:
     assert prompt_tokens_beside(0, 10, 3200) == 3200
     assert prompt_tokens_beside(8, 1024, 3200) == 384 - 8
-    assert prompt_tokens_beside(128, 1024, 3200) == 768 - 128
-    assert prompt_tokens_beside(8, 100_000, 3200) == 3200
+    assert prompt_tokens_beside(128, 1024, 3200) == 1536 - 128
+    assert prompt_tokens_beside(8, 300_000, 3200) == 3200

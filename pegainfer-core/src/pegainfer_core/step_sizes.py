@@ -12,15 +12,16 @@ from collections.abc import Sequence
 DECODE_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 384, 512)
 MIXED_DECODE_ROWS = (0, 8, 32, 64, 128, 256, 512)
 """Coarser beside prompts, whose tokens dominate the step."""
-MIXED_TOKENS = (128, 256, 384, 512, 640, 768, 896, 1024, 1152, 1536, 2048, 3072, 4096, 6144, 8192)
-"""Totals of a step with prompts: multiples of 128, the height of a matrix tile, so that none is nearly empty."""
+MIXED_TOKENS = (16, 32, 64, 128, 256, 384, 512, 640, 768, 896, 1024, 1152, 1536, 2048, 3072, 4096, 6144, 8192)
+"""Totals of a step with prompts: multiples of 128, the height of a matrix tile, so that none is nearly empty; below, what a cached prompt
+leaves to compute."""
 
 RIDING_TOKENS = 256
 """Up to about here a step's time is that of reading the weights, so a prompt's tokens ride along for little."""
-RIDING_TOKENS_PER_ROW = 4
-"""More rows make a longer step anyway: with this many tokens a chunk at most about doubles it."""
-BACKLOG_STEPS = 16
-"""Prompt tokens that wait are spread over so many steps, if that makes longer chunks."""
+RIDING_TOKENS_PER_ROW = 8
+"""More rows make a longer step anyway, and end more often: a chunk of this size for each leaves few prompts waiting."""
+BACKLOG_STEPS = 64
+"""Prompt tokens that wait are spread over so many steps, if that makes longer chunks. benchmarks/chunk_policy.py compares values."""
 
 
 def sizes_up_to(sizes: Sequence[int], most: int) -> list[int]:

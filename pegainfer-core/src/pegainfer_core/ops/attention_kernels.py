@@ -32,7 +32,7 @@ def _find_row(query_start_ptr, first, num_rows, block, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
-def _attend_keys(
+def attend_keys(
     q_MD,
     acc_MD,
     max_M,
@@ -90,13 +90,99 @@ def _attend_keys(
     return acc_MD, max_M, sum_M
 
 
+@triton.jit
+def finish_part(
+    result_MD,
+    lse_M,
+    place_M,
+    part_place_M,
+    valid_M,
+    part,
+    active,
+    out_ptr,
+    part_ptr,
+    lse_ptr,
+    counter_ptr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """Store a tile's result in `out` [place, D], or, where it is one of several parts of a context, have the last of them join all.
+
+    Parts [part place + C, D] and their log2-sums (-inf: no key) pass through memory; the counter, 0 before and after, says who is last.
+    """
+    offset_D = tl.arange(0, BLOCK_D)
+    valid_MD = valid_M[:, None] & (offset_D < HEAD_DIM)[None, :]
+    out_MD = out_ptr + place_M[:, None] * HEAD_DIM + offset_D[None, :]
+    if active == 1:
+        tl.store(out_MD, result_MD.to(out_ptr.dtype.element_ty), mask=valid_MD)
+    if SPLIT:  # noqa: SIM102 - what is constant must stand alone
+        if active > 1:
+            tl.store(part_ptr + (part_place_M + part)[:, None] * HEAD_DIM + offset_D[None, :], result_MD, mask=valid_MD)
+            tl.store(lse_ptr + part_place_M + part, lse_M, mask=valid_M)
+            tl.debug_barrier()  # every thread's part is written before the program counts as arrived
+            if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == active - 1:
+                tl.store(counter_ptr, 0)
+                joined_MD = _join(
+                    *(part_ptr, lse_ptr, part_place_M, valid_M, active, HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_C)
+                )
+                tl.store(out_MD, joined_MD.to(out_ptr.dtype.element_ty), mask=valid_MD)
+
+
+@triton.jit
+def _join(
+    part_ptr,
+    lse_ptr,
+    part_place_M,
+    valid_M,
+    active,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """The mean of the parts [M, D], weighted by 2 ** log2-sum. Others wrote them just now: read past the nearest cache."""
+    UNROLL: tl.constexpr = 4 if BLOCK_M <= 16 else 1  # loads of small parts are under way together
+    offset_C = tl.arange(0, BLOCK_C)
+    offset_D = tl.arange(0, BLOCK_D)
+    lse_MC = tl.load(
+        lse_ptr + part_place_M[:, None] + offset_C[None, :],
+        mask=valid_M[:, None] & (offset_C < active)[None, :],
+        other=float("-inf"),
+        cache_modifier=".cg",
+    )
+    top_M = tl.max(lse_MC, 1)
+    top_M = tl.where(top_M == float("-inf"), 0.0, top_M)
+    acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    sum_M = tl.zeros([BLOCK_M], tl.float32)
+    for start in range(0, active, UNROLL):
+        for step in tl.static_range(UNROLL):
+            there_M = valid_M & (start + step < active)
+            place_M = part_place_M + start + step
+            lse_M = tl.load(lse_ptr + place_M, mask=there_M, other=float("-inf"), cache_modifier=".cg")
+            part_MD = tl.load(
+                part_ptr + place_M[:, None] * HEAD_DIM + offset_D[None, :],
+                mask=there_M[:, None] & (offset_D < HEAD_DIM)[None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            weight_M = tl.exp2(lse_M - top_M)
+            acc_MD += part_MD * weight_M[:, None]
+            sum_M += weight_M
+    return acc_MD / tl.where(sum_M == 0.0, 1.0, sum_M)[:, None]
+
+
 @triton.jit(do_not_specialize=["first", "num_rows", "num_parts", "shortest_part", "stride_table"])
 def attend_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
     out_ptr,
+    part_ptr,
     lse_ptr,
+    arrived_ptr,
     query_start_ptr,
     context_lens_ptr,
     page_table_ptr,
@@ -117,6 +203,7 @@ def attend_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    BLOCK_C: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     DECODE: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -124,8 +211,8 @@ def attend_kernel(
 ):
     """One tile of queries of one kv head over one part of its context.
 
-    Grid (query blocks, K, parts). Rows and tokens start at `first`. Writes `out` [T, H, D]; with SPLIT instead the
-    part's own softmax result [T, H, C, D] and its log2-sum [T, H, C] (-inf: no key), both counted from `first`.
+    Grid (query blocks, K, parts). Rows and tokens start at `first`. Writes `out` [T, H, D]. With SPLIT parts [T, H, C, D] and their
+    log2-sums [T, H, C], both counted from `first`, pass through memory; `arrived` [query blocks, K] counts them.
     """
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
@@ -157,21 +244,18 @@ def attend_kernel(
 
     begin = 0
     end = tl.minimum(context_len, first_position + BLOCK_Q)
-    result_M = ((token + query_M) * (KV_HEADS * GROUP) + head_M).to(tl.int64)
+    active = 1
     if SPLIT:
-        result_M = ((token - first + query_M) * (KV_HEADS * GROUP) + head_M).to(tl.int64) * num_parts + part
         length = tl.maximum(shortest_part, (end + num_parts - 1) // num_parts)
         length = (length + BLOCK_N - 1) // BLOCK_N * BLOCK_N
         begin = part * length
+        if part > 0 and begin >= end:
+            return
+        active = tl.maximum((end + length - 1) // length, 1)  # a padding row has no key at all
+        end = tl.minimum(begin + length, end)
     table_ptr = page_table_ptr + (first + row).to(tl.int64) * stride_table
     k_ptr += kv_head * stride_kv_head
     v_ptr += kv_head * stride_kv_head
-    if SPLIT:
-        if begin >= end:
-            tl.store(lse_ptr + result_M, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=valid_M)
-            return
-        end = tl.minimum(begin + length, end)
-
     q_place_MD = (
         (token + query_M).to(tl.int64)[:, None] * stride_token + head_M[:, None] * stride_head + offset_D[None, :]
     )
@@ -181,65 +265,25 @@ def attend_kernel(
     sum_M = tl.zeros([BLOCK_M], tl.float32)
     # keys up to the tile's first position are seen by all its queries; whole tiles of those need no mask
     middle = tl.maximum(begin, tl.minimum(end, first_position + 1) // BLOCK_N * BLOCK_N)
-    acc_MD, max_M, sum_M = _attend_keys(
+    acc_MD, max_M, sum_M = attend_keys(
         *(q_MD, acc_MD, max_M, sum_M, position_M, begin, middle),
         *(table_ptr, k_ptr, v_ptr, stride_page, stride_slot, scale_log2),
         *(False, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, IEEE),
     )
-    acc_MD, max_M, sum_M = _attend_keys(
+    acc_MD, max_M, sum_M = attend_keys(
         *(q_MD, acc_MD, max_M, sum_M, position_M, middle, end),
         *(table_ptr, k_ptr, v_ptr, stride_page, stride_slot, scale_log2),
         *(True, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, IEEE),
     )
     # a row without any key (padding, or a part behind a query) gives 0, not 0 / 0; NaN passes
     divisor_M = tl.where(sum_M == 0.0, 1.0, sum_M)
-    acc_MD = acc_MD / divisor_M[:, None]
-    out_place_MD = result_M[:, None] * HEAD_DIM + offset_D[None, :]
-    tl.store(out_ptr + out_place_MD, acc_MD.to(out_ptr.dtype.element_ty), mask=valid_MD)
-    if SPLIT:
-        tl.store(lse_ptr + result_M, max_M + tl.log2(divisor_M), mask=valid_M)
-
-
-@triton.jit(do_not_specialize=["first", "num_parts"])
-def merge_kernel(
-    part_ptr,
-    lse_ptr,
-    out_ptr,
-    first,
-    num_parts,
-    HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
-    """Join the parts of one token and head: the mean of their results, weighted by 2 ** log2-sum. Grid (tokens, H)."""
-    token = tl.program_id(0)
-    head = tl.program_id(1)
-    source = (token * HEADS + head).to(tl.int64) * num_parts
-    offset_C = tl.arange(0, BLOCK_C)
-    offset_D = tl.arange(0, BLOCK_D)
-    top_C = tl.full([BLOCK_C], float("-inf"), tl.float32)
-    for start in range(0, num_parts, BLOCK_C):
-        inside_C = start + offset_C < num_parts
-        top_C = tl.maximum(top_C, tl.load(lse_ptr + source + start + offset_C, mask=inside_C, other=float("-inf")))
-    top = tl.max(top_C, 0)
-    top = tl.where(top == float("-inf"), 0.0, top)
-    acc_D = tl.zeros([BLOCK_D], tl.float32)
-    sum_C = tl.zeros([BLOCK_C], tl.float32)
-    for start in range(0, num_parts, BLOCK_C):
-        part_C = start + offset_C
-        lse_C = tl.load(lse_ptr + source + part_C, mask=part_C < num_parts, other=float("-inf"))
-        weight_C = tl.exp2(lse_C - top)
-        # a part without keys was not written: its memory must not be read
-        wanted_CD = (lse_C != float("-inf"))[:, None] & (offset_D < HEAD_DIM)[None, :]
-        place_CD = (source + part_C)[:, None] * HEAD_DIM + offset_D[None, :]
-        part_CD = tl.load(part_ptr + place_CD, mask=wanted_CD, other=0.0)
-        acc_D += tl.sum(part_CD * weight_C[:, None], 0)
-        sum_C += weight_C
-    total = tl.sum(sum_C, 0)
-    acc_D = acc_D / tl.where(total == 0.0, 1.0, total)
-    out_place_D = ((first + token) * HEADS + head).to(tl.int64) * HEAD_DIM + offset_D
-    tl.store(out_ptr + out_place_D, acc_D.to(out_ptr.dtype.element_ty), mask=offset_D < HEAD_DIM)
+    place_M = ((token + query_M) * (KV_HEADS * GROUP) + head_M).to(tl.int64)
+    part_place_M = ((token - first + query_M) * (KV_HEADS * GROUP) + head_M).to(tl.int64) * num_parts
+    finish_part(
+        *(acc_MD / divisor_M[:, None], max_M + tl.log2(divisor_M), place_M, part_place_M, valid_M, part, active),
+        *(out_ptr, part_ptr, lse_ptr, arrived_ptr + tl.program_id(0) * KV_HEADS + kv_head),
+        *(HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_C, SPLIT),
+    )
 
 
 @triton.jit

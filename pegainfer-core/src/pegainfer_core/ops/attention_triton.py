@@ -20,12 +20,12 @@ from torch import Tensor
 
 from pegainfer_core.ops import token_triton
 from pegainfer_core.ops.attention import AttentionBackend, AttentionMetadata, StackedHeads
-from pegainfer_core.ops.attention_kernels import attend_kernel, merge_kernel, write_kernel
+from pegainfer_core.ops.attention_kernels import attend_kernel, write_kernel
 from pegainfer_core.ops.decode_kernels import decode_kernel
 
 LOG2_E = 1.4426950408889634
 MOST_ARRIVALS = 1 << 16
-"""Decode rows x kv heads that may be split at once."""
+"""Tiles (query blocks x kv heads) that may be split at once."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +53,13 @@ class SplitRule:
     programs: int
     shortest: int
     longest: int
-    fewest: int = 2
-    """Fewer parts than this would not pay for joining them."""
     most: int = 32
     """Bound on the parts of one row; 1 turns splitting off."""
 
     def parts(self, programs: int, max_context_len: int) -> tuple[int, int]:
         """(parts, least tokens of one) for a launch of `programs` (query blocks x kv heads) and its longest row."""
         to_fill = min(self.programs // max(programs, 1), _cdiv(max_context_len, self.shortest), self.most)
-        if to_fill >= self.fewest:
+        if to_fill > 1:
             return to_fill, self.shortest
         return max(1, min(_cdiv(max_context_len, self.longest), self.most)), self.longest
 
@@ -80,11 +78,11 @@ class TritonAttention(AttentionBackend):
         self._processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
         programs = 2 * self._processors
         self._decode_split = split_rule or SplitRule(programs=programs, shortest=128, longest=8192)
-        # joining costs more with more tokens in a row
-        self._prompt_split = split_rule or SplitRule(programs=programs, shortest=512, longest=8192, fewest=6)
+        # most of a prompt's parts are empty: its context is seldom as long as the bound
+        self._prompt_split = split_rule or SplitRule(programs=4 * programs, shortest=512, longest=8192)
         self._side = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
-        self._arrived = torch.zeros(MOST_ARRIVALS, dtype=torch.int32, device=device)
-        """Parts of decode rows that are done; 0 between launches."""
+        self._arrived = torch.zeros(2, MOST_ARRIVALS, dtype=torch.int32, device=device)
+        """Parts that are done, of each tile of prompts and of each tile of decode rows; 0 between launches."""
 
     def plan(self, metadata: AttentionMetadata) -> None:
         """Nothing to prepare: grids follow from the metadata's host numbers, rows are looked up on the device."""
@@ -215,16 +213,13 @@ class TritonAttention(AttentionBackend):
         parts, shortest = self._decode_split.parts(rows * kv_heads, metadata.max_context_len)
         if rows * kv_heads > MOST_ARRIVALS:
             parts, shortest = 1, metadata.max_context_len
-        part, lse = out_THD, out_THD
-        if parts > 1:
-            part = torch.empty(rows, num_heads, parts, head_dim, dtype=torch.float32, device=out_THD.device)
-            lse = torch.empty(rows, num_heads, parts, dtype=torch.float32, device=out_THD.device)
+        part, lse = self._parts(out_THD, rows, parts)
         query_weight, key_weight, eps = (qkv_TND, qkv_TND, 0.0) if heads.norms is None else heads.norms
 
         def launch() -> None:
             decode_kernel[(rows, kv_heads, parts)](
                 *(qkv_TND, query_weight, key_weight, *heads.tables, heads.positions_T, metadata.write_index_T),
-                *(k_cache_PSKD, v_cache_PSKD, out_THD, part, lse, self._arrived),
+                *(k_cache_PSKD, v_cache_PSKD, out_THD, part, lse, self._arrived[1]),
                 *(metadata.context_lens_R, metadata.page_table_RP),
                 *(qkv_TND.stride(0), *k_cache_PSKD.stride()[:3], metadata.page_table_RP.stride(0)),
                 *(eps, scale * LOG2_E, parts, shortest),
@@ -244,6 +239,14 @@ class TritonAttention(AttentionBackend):
             )
 
         return launch
+
+    def _parts(self, out_THD: Tensor, num_tokens: int, parts: int) -> tuple[Tensor, Tensor]:
+        """Where the parts' results and log2-sums pass through."""
+        if parts == 1:
+            return out_THD, out_THD
+        size = (num_tokens, out_THD.shape[1], parts)
+        part = torch.empty(*size, out_THD.shape[2], dtype=torch.float32, device=out_THD.device)
+        return part, torch.empty(size, dtype=torch.float32, device=out_THD.device)
 
     def _attend(
         self,
@@ -270,18 +273,19 @@ class TritonAttention(AttentionBackend):
         split_rule = self._decode_split if decode else self._prompt_split
         parts, shortest = split_rule.parts(busy * kv_heads, metadata.max_context_len)
         block_d = max(16, triton.next_power_of_2(head_dim))
-        result, lse = out_THD, out_THD
-        if parts > 1:
-            result = torch.empty(num_tokens, heads, parts, head_dim, dtype=torch.float32, device=out_THD.device)
-            lse = torch.empty(num_tokens, heads, parts, dtype=torch.float32, device=out_THD.device)
+        if blocks * kv_heads > MOST_ARRIVALS:
+            parts, shortest = 1, metadata.max_context_len
+        part, lse = self._parts(out_THD, num_tokens, parts)
 
         def launch() -> None:
             attend_kernel[(blocks, kv_heads, parts)](
                 q_THD,
                 k_cache_PSKD,
                 v_cache_PSKD,
-                result,
+                out_THD,
+                part,
                 lse,
+                self._arrived[int(decode)],
                 metadata.query_start_R1,
                 metadata.context_lens_R,
                 metadata.page_table_RP,
@@ -296,6 +300,7 @@ class TritonAttention(AttentionBackend):
                 BLOCK_D=block_d,
                 BLOCK_M=block_m,
                 BLOCK_N=tile.keys,
+                BLOCK_C=triton.next_power_of_2(parts),
                 PAGE_SIZE=page_size,
                 DECODE=decode,
                 SPLIT=parts > 1,
@@ -303,15 +308,6 @@ class TritonAttention(AttentionBackend):
                 num_warps=tile.warps,
                 num_stages=tile.stages,
             )
-            if parts > 1:
-                merge_kernel[(num_tokens, heads)](
-                    *(result, lse, out_THD, first, parts),
-                    HEADS=heads,
-                    HEAD_DIM=head_dim,
-                    BLOCK_D=block_d,
-                    BLOCK_C=min(triton.next_power_of_2(parts), 32),
-                    num_warps=4,
-                )
 
         return launch
 

@@ -13,7 +13,7 @@ rows (the heads of one kv head, padded), X heads.
 import triton
 import triton.language as tl
 
-from pegainfer_core.ops.attention_kernels import _attend_keys
+from pegainfer_core.ops.attention_kernels import attend_keys, finish_part
 
 
 @triton.jit
@@ -52,55 +52,6 @@ def _turned(
     sin_1D = tl.load(sin_ptr + angle_D, mask=inside_D, other=0.0).to(DTYPE).to(tl.float32)[None, :]
     cross_XD = (other_XD * sin_1D).to(DTYPE).to(tl.float32)
     return ((x_XD * cos_1D).to(DTYPE).to(tl.float32) + tl.where(first_D[None, :], -cross_XD, cross_XD)).to(DTYPE)
-
-
-@triton.jit
-def _join(
-    part_ptr,
-    lse_ptr,
-    out_ptr,
-    source_M,
-    valid_M,
-    num_parts,
-    active,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_C: tl.constexpr,
-):
-    """The means of the heads' parts, weighted by 2 ** log2-sum. Others wrote them just now: read past the nearest cache."""
-    UNROLL: tl.constexpr = 4
-    offset_C = tl.arange(0, BLOCK_C)
-    offset_D = tl.arange(0, BLOCK_D)
-    inside_MC = valid_M[:, None] & (offset_C < active)[None, :]
-    lse_MC = tl.load(
-        lse_ptr + source_M[:, None] * num_parts + offset_C[None, :],
-        mask=inside_MC,
-        other=float("-inf"),
-        cache_modifier=".cg",
-    )
-    top_M = tl.max(lse_MC, 1)
-    top_M = tl.where(top_M == float("-inf"), 0.0, top_M)
-    acc_MD = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    sum_M = tl.zeros([BLOCK_M], tl.float32)
-    for start in range(0, active, UNROLL):
-        for step in tl.static_range(UNROLL):  # loads of several parts are under way together
-            place_M = source_M * num_parts + start + step
-            there_M = valid_M & (start + step < active)
-            lse_M = tl.load(lse_ptr + place_M, mask=there_M, other=float("-inf"), cache_modifier=".cg")
-            part_MD = tl.load(
-                part_ptr + place_M[:, None] * HEAD_DIM + offset_D[None, :],
-                mask=there_M[:, None] & (offset_D < HEAD_DIM)[None, :],
-                other=0.0,
-                cache_modifier=".cg",
-            )
-            weight_M = tl.exp2(lse_M - top_M)
-            acc_MD += part_MD * weight_M[:, None]
-            sum_M += weight_M
-    result_MD = acc_MD / tl.where(sum_M == 0.0, 1.0, sum_M)[:, None]
-    out_place_MD = source_M[:, None] * HEAD_DIM + offset_D[None, :]
-    inside_MD = valid_M[:, None] & (offset_D < HEAD_DIM)[None, :]
-    tl.store(out_ptr + out_place_MD, result_MD.to(out_ptr.dtype.element_ty), mask=inside_MD)
 
 
 @triton.jit(do_not_specialize=["num_parts", "shortest_part", "stride_table"])
@@ -196,34 +147,19 @@ def decode_kernel(
     v_ptr += kv_head * stride_kv_head
     position_M = tl.full([BLOCK_M], 0, tl.int32) + context_len
     middle = begin + (end - begin) // BLOCK_N * BLOCK_N
-    acc_MD, max_M, sum_M = _attend_keys(
+    acc_MD, max_M, sum_M = attend_keys(
         *(q_MD, acc_MD, max_M, sum_M, position_M, begin, middle),
         *(table_ptr, k_ptr, v_ptr, stride_page, stride_slot, scale_log2),
         *(False, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, IEEE),
     )
-    acc_MD, max_M, sum_M = _attend_keys(
+    acc_MD, max_M, sum_M = attend_keys(
         *(q_MD, acc_MD, max_M, sum_M, position_M, middle, end),
         *(table_ptr, k_ptr, v_ptr, stride_page, stride_slot, scale_log2),
         *(True, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, IEEE),
     )
-    acc_MD = acc_MD / sum_M[:, None]
-    source = (row * KV_HEADS + kv_head) * GROUP
-    result_M = source + offset_M
-    valid_MD = valid_M[:, None] & (offset_D < HEAD_DIM)[None, :]
-    if active == 1:
-        out_place_MD = result_M[:, None] * HEAD_DIM + offset_D[None, :]
-        tl.store(out_ptr + out_place_MD, acc_MD.to(out_ptr.dtype.element_ty), mask=valid_MD)
-    if SPLIT:  # noqa: SIM102 - what is constant must stand alone
-        if active > 1:
-            result_M = result_M * num_parts + part
-            part_place_MD = result_M[:, None] * HEAD_DIM + offset_D[None, :]
-            tl.store(part_ptr + part_place_MD, acc_MD, mask=valid_MD)
-            tl.store(lse_ptr + result_M, max_M + tl.log2(sum_M), mask=valid_M)
-            tl.debug_barrier()  # every thread's part is written before the program counts as arrived
-            counter = arrived_ptr + row * KV_HEADS + kv_head
-            if tl.atomic_add(counter, 1, sem="acq_rel") == active - 1:
-                tl.store(counter, 0)
-                _join(
-                    *(part_ptr, lse_ptr, out_ptr, source + offset_M, valid_M, num_parts, active),
-                    *(HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_C),
-                )
+    head_M = ((row * KV_HEADS + kv_head) * GROUP + offset_M).to(tl.int64)
+    finish_part(
+        *(acc_MD / sum_M[:, None], max_M + tl.log2(sum_M), head_M, head_M * num_parts, valid_M, part, active),
+        *(out_ptr, part_ptr, lse_ptr, arrived_ptr + tl.program_id(0) * KV_HEADS + kv_head),
+        *(HEAD_DIM, BLOCK_M, BLOCK_D, BLOCK_C, SPLIT),
+    )

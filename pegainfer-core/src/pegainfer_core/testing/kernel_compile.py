@@ -36,7 +36,7 @@ SHAPES = [
 MATRIX_TILE = LinearTile(features=16, depth=32, warps=1, stages=3, matrix_units=True, weight_first=True)
 
 KERNELS = {
-    attention_triton: ("attend_kernel", "decode_kernel", "merge_kernel", "write_kernel"),
+    attention_triton: ("attend_kernel", "decode_kernel", "write_kernel"),
     gdn_triton: ("step_kernel", "convolve_kernel", "prepare_kernel", "scan_kernel", "gated_norm_kernel"),
     linear_triton: ("rows_kernel", "tiles_kernel"),
     token_triton: (
