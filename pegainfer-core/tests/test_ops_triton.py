@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from pegainfer_core.ops import linear_triton, token_triton
-from pegainfer_core.ops.activation import silu_mul
+from pegainfer_core.ops.activation import sigmoid_mul, silu_mul
 from pegainfer_core.ops.attention import Attention, StackedHeads
 from pegainfer_core.ops.attention_torch import TorchAttention
 from pegainfer_core.ops.attention_triton import SplitRule, TritonAttention
@@ -118,6 +118,22 @@ def test_norms(shape: tuple[int, int], dtype: torch.dtype) -> None:
     expected, expected_total = add_rms_norm(x, residual, weight, EPS)
     assert torch.equal(total, expected_total)
     assert error(found, expected) < LIMITS[dtype]
+
+
+def test_a_float32_weight_of_a_norm_is_applied_before_the_one_rounding() -> None:
+    x = random(5, 200, dtype=torch.float16)
+    weight = 1 + 1e-4 * random(200, dtype=torch.float32, seed=1)  # float16 would make most of it 1
+    exact = (x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + EPS) * weight.double()).half()
+    for found in (rms_norm(x, weight, EPS), token_triton.rms_norm(x, weight, EPS)):
+        assert found.dtype == torch.float16
+        assert float((found != exact).float().mean()) < 0.01, "rounded twice"
+
+
+@DTYPES
+def test_sigmoid_mul(dtype: torch.dtype) -> None:
+    x, wide = random(3, 200, dtype=dtype), random(3, 300, dtype=dtype, seed=1)
+    gate = wide[:, 50:250]
+    assert error(token_triton.sigmoid_mul(x, gate), sigmoid_mul(x, gate)) < LIMITS[dtype]
 
 
 @DTYPES

@@ -225,8 +225,23 @@ def test_what_is_generated_has_one_snapshot_that_moves_along() -> None:
     answer = driver.run("first", ids(16), 100)
     assert driver.stats.num_saved == 14  # at 8 and 16 of the prompt, then at 24, 32, ..., 112
     assert driver.stats.num_held == 3
+    assert driver.stats.num_evicted == 0
     driver.run("next", ids(16) + answer + ids(9, seed=1))
     assert driver.cached["next"] == 112
+
+
+def test_what_is_generated_takes_a_quarter_of_the_snapshots() -> None:
+    """So that long answers do not push out the prompts that chats go on from."""
+    driver = Driver(num_snapshots=8, stride=16, max_running=5, max_prefill_tokens=200)
+    prompts = [ids(30, seed=index) for index in range(5)]
+    for index, prompt in enumerate(prompts):
+        driver.add(f"{index}", prompt, 80)
+    driver.drain()
+    # ends of prompts at 20, and two of the answers' newest states
+    assert driver.stats.num_held == 5 + 2
+    for index, prompt in enumerate(prompts):
+        driver.run(f"again {index}", prompt, 1)
+        assert driver.cached[f"again {index}"] == 20
 
 
 def test_no_snapshots_and_no_prefix_cache_for_a_pool_of_none() -> None:

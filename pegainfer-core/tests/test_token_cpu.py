@@ -77,8 +77,14 @@ def test_gates_of_any_size_and_none() -> None:
 
 
 def test_a_norm_of_another_type_keeps_its_precision() -> None:
+    """Its weight is float32, and what comes of it is rounded once, to the input's type."""
     x = torch.randn(4, 48).bfloat16()
-    assert rms_norm(x, norm(48, torch.float32).weight, 1e-5).dtype == torch.float32
+    weight = norm(48, torch.float32).weight
+    exact = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-5) * weight
+    found = rms_norm(x, weight, 1e-5)
+    assert found.dtype == torch.bfloat16
+    # half a unit in the last place, and float32's own error
+    assert ((found.double() - exact).abs() <= (2**-8 + 1e-5) * exact.abs()).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

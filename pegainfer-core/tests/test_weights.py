@@ -135,6 +135,30 @@ def test_a_family_may_keep_a_parameter_in_float32(single: Path) -> None:
     assert module.head.weight.dtype is torch.bfloat16
 
 
+def test_rows_in_another_order_and_an_offset(single: Path) -> None:
+    pieces = TensorSpec(name="q", shape=SHAPES["q"], rows=((3, 1), (0, 2), (2, 1)))
+    stacked = dataclasses.replace(rule("part.qkv.weight", "q", "k", "v"), offset=1.0)
+    stacked = dataclasses.replace(stacked, sources=(pieces, *stacked.sources[1:]))
+    loaded = load(single, plan_of(RULES[0], stacked, RULES[2])).get_parameter("part.qkv.weight")
+    stored = tensors()
+    expected = torch.cat((stored["q"][[3, 0, 1, 2]], stored["k"], stored["v"])) + 1
+    assert torch.equal(loaded, expected)
+
+
+@pytest.mark.parametrize("rows", [((0, 3),), ((0, 4), (0, 1)), ((0, 5),), ((1, 4),)])
+def test_pieces_have_each_row_once(rows: tuple[tuple[int, int], ...], single: Path) -> None:
+    stacked = rule("part.qkv.weight", "q", "k", "v")
+    pieces = dataclasses.replace(stacked.sources[0], rows=rows)
+    stacked = dataclasses.replace(stacked, sources=(pieces, *stacked.sources[1:]))
+    with pytest.raises(PluginError, match="the pieces of q do not have each of its rows once"):
+        load(single, plan_of(RULES[0], stacked, RULES[2]))
+
+
+def test_what_may_be_tied_is_loaded_as_it_is(single: Path) -> None:
+    with pytest.raises(PluginError, match=r"head\.weight may be tied, so its rule takes neither pieces nor an offset"):
+        load(single, plan_of(dataclasses.replace(RULES[0], offset=1.0), *RULES[1:]))
+
+
 def test_returns_the_bytes_and_tells_progress(single: Path) -> None:
     calls: list[tuple[int, int]] = []
     module = Module(torch.bfloat16)

@@ -31,6 +31,8 @@ OTHER_VALUES: dict[str, tuple[list[str], Any]] = {
     "kv_cache_memory": (["--kv-cache-memory", "4GiB"], 4 * 2**30),
     "gpu_memory_utilization": (["--gpu-memory-utilization", "0.5"], 0.5),
     "prefix_cache": (["--no-prefix-cache"], False),
+    "state_snapshot_memory": (["--state-snapshot-memory", "1GiB"], 2**30),
+    "state_snapshot_stride": (["--state-snapshot-stride", "512"], 512),
     "run_ahead": (["--no-run-ahead"], False),
     "cuda_graphs": (["--cuda-graphs"], True),
     "fused_ops": (["--no-fused-ops"], False),

@@ -83,7 +83,7 @@ class Request:
         self.restored_from: int | None = None
         """The snapshot that the request's slot is filled from when it is admitted."""
         self.rolling_snapshot: bytes | None = None
-        """Digest of the newest state saved while tokens are generated; it gives way to the next."""
+        """Digest of the newest state saved while tokens are generated; it gives way to the next one."""
         self.num_cached: int | None = None
         """Prompt tokens found in the prefix cache at first admission, until they were reported."""
         self.wants_prompt_logprobs = message.params.prompt_logprobs is not None

@@ -21,7 +21,7 @@ from pegainfer_core.config import EngineConfig
 from pegainfer_core.errors import ConfigError
 
 API_KEY_VARIABLE = "PEGAINFER_API_KEY"
-BYTE_FIELDS = frozenset({"kv_cache_memory"})
+BYTE_FIELDS = frozenset({"kv_cache_memory", "state_snapshot_memory"})
 """Fields that count bytes: their flags take sizes such as 4GiB."""
 OTHER_NAMES = {"max_waiting_requests": "--max-waiting"}
 """Second spellings of flags."""

@@ -18,7 +18,10 @@ GENERATION_PROMPT_TOKENS = 8
 
 
 class SnapshotPool:
-    """Slots by the digest of the prefix whose state they hold, evicted least recently used first."""
+    """Slots by the digest of the prefix whose state they hold, evicted least recently used first.
+
+    Spare ones may never be asked for: they take a quarter of the slots at most, until they are restored for the first time.
+    """
 
     def __init__(self, num_slots: int, bytes_per_slot: int = 0) -> None:
         self.num_slots = num_slots
@@ -28,10 +31,10 @@ class SnapshotPool:
         self.num_evicted = 0
         self._blank = list(range(num_slots - 1, -1, -1))
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()
-        self._reserved: dict[int, bytes | None] = {}
-        """Slots that a launched plan saves to, with the digest where it is known already."""
-        self._restored: set[bytes] = set()
-        """Digests that were restored at least once."""
+        self._spares: OrderedDict[bytes, None] = OrderedDict()
+        """The spare ones among them."""
+        self._reserved: dict[int, tuple[bytes | None, bool]] = {}
+        """Slots that a launched plan saves to: the digest, where it is known already, and whether it is spare."""
 
     @property
     def num_held(self) -> int:
@@ -44,36 +47,46 @@ class SnapshotPool:
 
     def expects(self, digest: bytes) -> bool:
         """Whether it can be, or a launched plan saves it."""
-        return digest in self._slot_of or digest in self._reserved.values()
+        return digest in self._slot_of or any(digest == coming for coming, _ in self._reserved.values())
 
     def restore(self, digest: bytes) -> int:
         """The slot of a snapshot that is there."""
         self._slot_of.move_to_end(digest)
-        self._restored.add(digest)
+        self._spares.pop(digest, None)
         return self._slot_of[digest]
 
-    def reserve(self, digest: bytes | None) -> int | None:
-        """A slot to save to, or None if the snapshot exists already or every slot is reserved. None: digest not known yet."""
+    def reserve(self, digest: bytes | None, *, spare: bool = False, instead_of: bytes | None = None) -> int | None:
+        """A slot to save to, or None if the snapshot exists already or there is no room for it.
+
+        A digest of None is not known yet. `instead_of` is a snapshot that this one makes superfluous, if it is still a spare one.
+        """
         if digest is not None and self.expects(digest):
             return None
-        if self._blank:
+        if instead_of is not None and instead_of in self._spares:
+            slot = self._forget(instead_of)
+        elif spare and self._num_spares >= self.num_slots // 4:
+            if not self._spares:
+                return None
+            slot = self._evict(next(iter(self._spares)))
+        elif self._blank:
             slot = self._blank.pop()
         elif self._slot_of:
-            slot = self._forget(next(iter(self._slot_of)))
-            self.num_evicted += 1
+            slot = self._evict(next(iter(self._slot_of)))
         else:
             return None
-        self._reserved[slot] = digest
+        self._reserved[slot] = digest, spare
         return slot
 
     def publish(self, slot: int, digest: bytes) -> None:
         """A reserved slot now holds the state after this prefix. If another one does, that one stays."""
-        del self._reserved[slot]
+        _, spare = self._reserved.pop(slot)
         if digest in self._slot_of:
             self._blank.append(slot)
-        else:
-            self._slot_of[digest] = slot
-            self.num_saved += 1
+            return
+        self._slot_of[digest] = slot
+        self.num_saved += 1
+        if spare:
+            self._spares[digest] = None
 
     def cancel(self, slot: int) -> None:
         """What was saved to a reserved slot is void."""
@@ -85,13 +98,16 @@ class SnapshotPool:
         if digest in self._slot_of:
             self._blank.append(self._forget(digest))
 
-    def drop_unused(self, digest: bytes) -> None:
-        """Forget a snapshot, if it was never restored."""
-        if digest not in self._restored:
-            self.drop(digest)
+    @property
+    def _num_spares(self) -> int:
+        return len(self._spares) + sum(spare for _, spare in self._reserved.values())
+
+    def _evict(self, digest: bytes) -> int:
+        self.num_evicted += 1
+        return self._forget(digest)
 
     def _forget(self, digest: bytes) -> int:
-        self._restored.discard(digest)
+        self._spares.pop(digest, None)
         return self._slot_of.pop(digest)
 
 
@@ -100,7 +116,8 @@ class Snapshots:
 
     A snapshot is worth its memory, and the shorter row, if it saves `stride` tokens over the one before it. Candidates are the end of the
     prompt, where the next turn of a chat goes on; the end of what another request had in common, as its pages tell; multiples of the stride
-    where a row ends anyway; and while tokens are generated, the newest multiple of the stride.
+    where a row ends anyway; and while tokens are generated, the newest multiple of the stride, a spare one: of no use to a chat whose
+    template drops the thinking.
     """
 
     def __init__(
@@ -155,15 +172,15 @@ class Snapshots:
         if end not in request.snapshot_marks and (end % self._stride or end - request.snapshot_end < self._stride):
             return None
         request.snapshot_end = end
-        return self.pool.reserve(self._digest(request, end) if end <= request.num_known else None)
+        digest = self._digest(request, end) if end <= request.num_known else None
+        spare = end > request.num_prompt
+        return self.pool.reserve(digest, spare=spare, instead_of=request.rolling_snapshot if spare else None)
 
     def publish(self, request: Request, end: int, slot: int) -> None:
         """The state after `end` tokens was saved, and those tokens are known now."""
         digest = self._digest(request, end)
         self.pool.publish(slot, digest)
         if end > request.num_prompt:
-            if request.rolling_snapshot is not None:
-                self.pool.drop_unused(request.rolling_snapshot)
             request.rolling_snapshot = digest
 
     def stats(self) -> SnapshotStats:
