@@ -80,7 +80,7 @@ def simulate(times: StepTimes, prompt: int, output: int, arrivals: Sequence[floa
         vocab_size=100,
         eos_token_ids=frozenset(),
     )
-    planner = Scheduler(limits, KVCache(60_000, 16, enable_prefix_cache=False))
+    planner = Scheduler(limits, KVCache(60_000, 16, False))
     waiting = list(arrivals)
     total = max(len(arrivals), streams * ROUNDS)
     now = 0.0
@@ -143,8 +143,12 @@ def main() -> None:
     columns = ("tok/s", "TTFT p50", "TTFT p99", "TPOT p50", "ITL p99")
     table = Table("backlog steps", "tokens", "a row", "load", *columns, title="simulated; times in ms")
     for backlog, riding, per_row in ((4, 256, 4), (16, 256, 4), (64, 128, 8), (64, 256, 8), (1 << 20, 256, 8)):
-        changed = {"BACKLOG_STEPS": backlog, "RIDING_TOKENS": riding, "RIDING_TOKENS_PER_ROW": per_row}
-        with mock.patch.multiple(step_sizes, **changed), mock.patch.object(scheduler, "BACKLOG_STEPS", backlog):
+        with (
+            mock.patch.object(step_sizes, "BACKLOG_STEPS", backlog),
+            mock.patch.object(scheduler, "BACKLOG_STEPS", backlog),
+            mock.patch.object(step_sizes, "RIDING_TOKENS", riding),
+            mock.patch.object(step_sizes, "RIDING_TOKENS_PER_ROW", per_row),
+        ):
             found = {
                 f"{prompt}/{output} x {streams}": simulate(times, prompt, output, [0.0] * streams, streams)
                 for streams, prompt, output in LOADS
