@@ -176,7 +176,7 @@ def test_chat_and_generate_with_the_model_give_the_servers_text(
     [
         ('{"prompt": "x", "nose": 1}', "line 2: there is no sampling field 'nose'"),
         ('{"prompt": [1, "x"]}', "line 2: prompt must be a text or a list of token ids"),
-        ('{"prompt": "x", "temperature": -1}', "line 2: temperature must be at least 0"),
+        ('{"prompt": "x", "temperature": -1}', "line 2: temperature must be in [0, 1e+06]"),
         ("{", "line 2: "),
         (r'"\ud800"', "line 2: "),
     ],

@@ -77,6 +77,7 @@ async def test_history_with_tool_calls_reaches_the_template_untouched(served: An
         "add_generation_prompt": True,
         "continue_final_message": False,
         "template_kwargs": {"enable_thinking": False},
+        "request_template": None,
     }
 
 
