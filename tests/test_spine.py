@@ -6,9 +6,9 @@ Numbers are teacher-forced: transformers scores the very tokens the server retur
 from __future__ import annotations
 
 import asyncio
-import json
 import dataclasses
 import functools
+import json
 import os
 import random
 import signal
