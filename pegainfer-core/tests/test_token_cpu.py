@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pegainfer_core.ops import token_cpu
+from pegainfer_core.ops import sampling, token_cpu
 from pegainfer_core.ops.activation import silu_mul
 from pegainfer_core.ops.attention import Attention
 from pegainfer_core.ops.attention_torch import TorchAttention
@@ -140,3 +140,15 @@ def test_greedy(dtype: torch.dtype) -> None:
     assert finite_N.tolist() == expected_finite_N.tolist() == [1, 1, 1, 0, 0, 0, 1]
     assert ids_N[2] == 30
     assert ids_N[1] < 980
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.1, 3.0, 30.0])
+def test_draws_are_the_plain_ones(scale: float) -> None:
+    scaled = torch.randn(40, 5000, generator=torch.Generator().manual_seed(1)) * scale
+    scaled[:, ::3] = -torch.inf
+    scaled[7] = -torch.inf
+    keys = torch.arange(40) * 7_777_777_777_777 - 5
+    with fast_ops(False):
+        expected = sampling.sample(scaled, keys)
+    assert torch.equal(sampling.sample(scaled, keys), expected)
+    assert torch.equal(sampling.sample(scaled[:, ::2], keys), sampling.sample(scaled[:, ::2].contiguous(), keys))

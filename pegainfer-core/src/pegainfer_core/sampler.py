@@ -165,8 +165,10 @@ class Sampler:
         """Ids for states that need more than the arg max of their logits, which are a copy and may be changed."""
         bounded_RV = logits_RV[:, : self._vocab_size].float()
         self._adjust(bounded_RV, states, output_indices)
-        token_ids_R = torch.argmax(bounded_RV, dim=-1)
         drawn = [row for row, state in enumerate(states) if not state.params.greedy]
+        token_ids_R = torch.empty(len(states), dtype=torch.int64, device=bounded_RV.device)
+        if len(drawn) < len(states):
+            token_ids_R, _ = self.greedy(bounded_RV)
         if drawn:
             rows = self._tensor(drawn, np.int64)
             keys = [sampling.row_key(states[row].seed, output_indices[row]) for row in drawn]

@@ -142,3 +142,26 @@ void attend(const number *q, int64_t stride, const number *keys, const number *v
             for (int64_t i = 0; i < group * dim; i++) out[i] = put(scratch[i]);
         }
 }
+
+// One id a row, drawn from softmax(logits): the arg max of logits plus Gumbel noise, a pure function of the row's key and the id, as in
+// sampling.py. Nearly all ids are passed over by a bound of their noise, without a logarithm. logits float32 [R, V].
+void draw(const float *logits, const int64_t *keys, int64_t *ids, int64_t rows, int64_t vocab) {
+    for (int64_t r = 0; r < rows; r++, logits += vocab) {
+        double best = -INFINITY;
+        uint64_t counter = (uint64_t)keys[r];
+        ids[r] = 0;
+        for (int64_t v = 0; v < vocab; v++, counter += 0x9E3779B97F4A7C15u) {
+            uint64_t x = (counter ^ (counter >> 30)) * 0xBF58476D1CE4E5B9u;
+            x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+            uint32_t bits = (uint32_t)((x ^ (x >> 31)) >> 32);
+            // -log(-log(u)) <= -log(1 - u), and 1 - u >= 2 ** -(leading ones + 1)
+            int ones = bits == UINT32_MAX ? 32 : __builtin_clz(~bits);
+            if (logits[v] + 0.6931472 * (ones + 1) <= best) continue;
+            double value = logits[v] - log(-log((bits + 0.5) * 0x1p-32));
+            if (value > best) {
+                best = value;
+                ids[r] = v;
+            }
+        }
+    }
+}

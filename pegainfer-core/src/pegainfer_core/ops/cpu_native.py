@@ -48,6 +48,7 @@ class Kernels:
         self._rms_norm = _typed(library, "rms_norm", "ppp iii f")
         self._silu_mul = _typed(library, "silu_mul", "pp ii")
         self._rotate_and_store = _typed(library, "rotate_and_store", "ppp f ppppp iiii")
+        self._draw = _typed(library, "draw", "ppp ii")
         self._attend = _typed(library, "attend", "p i ppp i ppp iiiii f")
 
     def rms_norm(self, x_TE: Tensor, weight_E: Tensor, eps: float) -> Tensor:
@@ -82,6 +83,12 @@ class Kernels:
         pools = (caches_PSKD[0].data_ptr(), caches_PSKD[1].data_ptr(), write_index_T.data_ptr())
         self._rotate_and_store(qkv_TND.data_ptr(), *weights, *tables, *pools, tokens, heads, kv_heads, size)
         return qkv_TND.narrow(1, 0, heads)
+
+    def draw(self, scaled_RV: Tensor, key_R: Tensor) -> Tensor:
+        """See sampling.sample; logits float32 and dense."""
+        ids_R = torch.empty_like(key_R)
+        self._draw(scaled_RV.data_ptr(), key_R.data_ptr(), ids_R.data_ptr(), *scaled_RV.shape)
+        return ids_R
 
     def attend(
         self,

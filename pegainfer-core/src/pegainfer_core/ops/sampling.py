@@ -73,6 +73,8 @@ def exponential_noise(key_R: Tensor, vocab_size: int) -> Tensor:
 
 def sample(scaled_RV: Tensor, key_R: Tensor) -> Tensor:
     """Ids [R] drawn from softmax(scaled): the arg max of logits plus Gumbel noise. Tokens at -inf are never drawn."""
+    if use_cpu(scaled_RV) and (ids_R := token_cpu.sample(scaled_RV, key_R)) is not None:
+        return ids_R
     noise_RV = exponential_noise(key_R, scaled_RV.shape[1])
     return torch.argmax(scaled_RV.double() - torch.log(noise_RV), dim=-1)
 

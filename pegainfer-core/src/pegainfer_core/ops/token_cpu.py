@@ -81,6 +81,12 @@ def rotate_and_store(
     return rotated_TMD.narrow(1, 0, heads)
 
 
+def sample(scaled_RV: Tensor, key_R: Tensor) -> Tensor | None:
+    """See ops/sampling.py; None where there is no kernel for it."""
+    native = kernels(torch.float32) if scaled_RV.dtype == torch.float32 else None
+    return None if native is None else native.draw(scaled_RV.contiguous(), key_R.contiguous())
+
+
 def greedy(logits_NV: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     """See ops/sampling.py. numpy's arg max uses vector instructions, torch's does not (27 against 486 us, 8 x 49152)."""
     values_NV = logits_NV[:, :vocab_size].float().numpy()
