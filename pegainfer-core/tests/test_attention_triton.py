@@ -187,6 +187,8 @@ def test_kernels_compile_for_gpus_that_are_not_here() -> None:
         "heads_kernel",
         "arg_max_parts_kernel",
         "arg_max_kernel",
+        "draw_parts_kernel",
+        "draw_kernel",
     }
     delta = {"step_kernel", "convolve_kernel", "prepare_kernel", "scan_kernel", "gated_norm_kernel"}
     assert {kernel["kernel"] for kernel in kernels} == attention | products | single | delta

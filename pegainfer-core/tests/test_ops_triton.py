@@ -20,7 +20,7 @@ from pegainfer_core.ops.heads import rotate_and_attend, rotate_and_store
 from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile, shared_bytes
 from pegainfer_core.ops.norm import RMSNorm, add_rms_norm, rms_norm
 from pegainfer_core.ops.rope import RotaryTable
-from pegainfer_core.ops.sampling import greedy
+from pegainfer_core.ops.sampling import greedy, sample
 from pegainfer_core.rope_config import RopeConfig
 from pegainfer_core.testing.paged_attention import paged_batch
 from torch import Tensor
@@ -240,3 +240,14 @@ def test_fast_paths_are_for_gpus_and_can_be_turned_off() -> None:
     assert not use_triton(torch.zeros(2, 3))
     with fast_ops(False):
         assert not use_triton(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0, 30.0])
+def test_draws_are_the_plain_ones(scale: float) -> None:
+    scaled = random(12, 9000, dtype=torch.float32) * scale
+    scaled[:, ::3] = -torch.inf
+    scaled[7] = -torch.inf
+    keys = torch.arange(12) * 7_777_777_777_777 - 5
+    with fast_ops(False):
+        expected = sample(scaled, keys)
+    assert torch.equal(token_triton.sample(scaled, keys), expected)

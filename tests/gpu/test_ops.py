@@ -11,7 +11,7 @@ from pegainfer_core.ops.activation import silu_mul
 from pegainfer_core.ops.dispatch import fast_ops
 from pegainfer_core.ops.linear import linear, linear_add, norm_gated_linear, norm_linear
 from pegainfer_core.ops.norm import RMSNorm, add_rms_norm, rms_norm
-from pegainfer_core.ops.sampling import greedy
+from pegainfer_core.ops.sampling import greedy, sample
 from torch import Tensor
 
 pytestmark = pytest.mark.gpu
@@ -137,3 +137,13 @@ def test_a_captured_chain_gives_the_same_bits(tokens: int) -> None:
         graph.replay()
         found = out.clone()
         assert torch.equal(found, value), turn
+
+
+def test_draws_are_those_of_a_cpu() -> None:
+    """A seed gives the same tokens wherever a request runs."""
+    scaled = torch.randn(33, 151936, generator=torch.Generator().manual_seed(3)) * 3
+    scaled[:, ::5] = -torch.inf
+    keys = torch.arange(33) * 7_777_777_777_777 - 5
+    with fast_ops(False):
+        expected = sample(scaled, keys)
+    assert torch.equal(sample(scaled.cuda(), keys.cuda()).cpu(), expected)

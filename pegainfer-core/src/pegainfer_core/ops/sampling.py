@@ -75,6 +75,10 @@ def sample(scaled_RV: Tensor, key_R: Tensor) -> Tensor:
     """Ids [R] drawn from softmax(scaled): the arg max of logits plus Gumbel noise. Tokens at -inf are never drawn."""
     if use_cpu(scaled_RV) and (ids_R := token_cpu.sample(scaled_RV, key_R)) is not None:
         return ids_R
+    if use_triton(scaled_RV):
+        from pegainfer_core.ops import token_triton
+
+        return token_triton.sample(scaled_RV, key_R)
     noise_RV = exponential_noise(key_R, scaled_RV.shape[1])
     return torch.argmax(scaled_RV.double() - torch.log(noise_RV), dim=-1)
 

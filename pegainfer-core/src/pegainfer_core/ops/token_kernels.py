@@ -1,4 +1,4 @@
-"""Triton kernels of work on each token by itself: norm, activation, query and key heads, the arg max of logits.
+"""Triton kernels of work on each token by itself: norm, activation, query and key heads, the arg max of logits, draws.
 
 Owns what runs on the device; launches are the caller's (ops/token_triton.py). Results are rounded where the plain
 implementations round them, so that both give the same bits but for the order of sums.
@@ -223,3 +223,54 @@ def arg_max_kernel(
     finite = (broken == 0) & (best > float("-inf")) & (best < float("inf"))
     tl.store(token_id_ptr + row, token_id.to(tl.int64))
     tl.store(finite_ptr + row, finite.to(tl.int64))
+
+
+@triton.jit
+def draw_parts_kernel(
+    logits_ptr,
+    key_ptr,
+    best_ptr,
+    id_ptr,
+    vocab_size,
+    stride_row,
+    num_parts,
+    BLOCK_V: tl.constexpr,
+):
+    """The largest of BLOCK_V logits plus Gumbel noise, float64, and the lowest id that has it. Grid (rows, parts).
+
+    The noise is a pure function of the row's key and the id: SplitMix64's finaliser, as in ops/sampling.py.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    id_V = part * BLOCK_V + tl.arange(0, BLOCK_V)
+    inside_V = id_V < vocab_size
+    logit_V = tl.load(logits_ptr + row * stride_row + id_V, mask=inside_V, other=float("-inf")).to(tl.float64)
+    # the odd constants as signed numbers; products wrap around
+    x_V = tl.load(key_ptr + row) + id_V.to(tl.int64) * -7046029254386353131
+    x_V = (x_V ^ _shift_right(x_V, 30)) * -4658895280553007687
+    x_V = (x_V ^ _shift_right(x_V, 27)) * -7723592293110705685
+    bits_V = _shift_right(x_V ^ _shift_right(x_V, 31), 32)
+    value_V = logit_V - tl.log(-tl.log((bits_V.to(tl.float64) + 0.5) * 2.3283064365386963e-10))
+    best = tl.max(value_V, axis=0)
+    best_id = tl.min(tl.where((value_V == best) & inside_V, id_V, vocab_size - 1), axis=0)
+    tl.store(best_ptr + row * num_parts + part, best)
+    tl.store(id_ptr + row * num_parts + part, best_id)
+
+
+@triton.jit
+def _shift_right(x, bits: tl.constexpr):
+    """Logical shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+@triton.jit
+def draw_kernel(best_ptr, id_ptr, token_id_ptr, num_parts, vocab_size, BLOCK_C: tl.constexpr):
+    """Join the parts of a row: the id of the largest value. Grid (rows,)."""
+    row = tl.program_id(0).to(tl.int64)
+    offset_C = tl.arange(0, BLOCK_C)
+    inside_C = offset_C < num_parts
+    best_C = tl.load(best_ptr + row * num_parts + offset_C, mask=inside_C, other=float("-inf"))
+    id_C = tl.load(id_ptr + row * num_parts + offset_C, mask=inside_C, other=vocab_size - 1)
+    best = tl.max(best_C, axis=0)
+    token_id = tl.min(tl.where(best_C == best, id_C, vocab_size - 1), axis=0)
+    tl.store(token_id_ptr + row, token_id.to(tl.int64))

@@ -1,4 +1,4 @@
-"""Norm, activation, heads and arg max through Triton: launches of token_kernels.py.
+"""Norm, activation, heads, arg max and draws through Triton: launches of token_kernels.py.
 
 Owns block sizes and grids. Each function gives what its namesake in norm.py, activation.py, heads.py and sampling.py
 gives; those choose. Nothing waits for the device or depends on values, so every launch can be captured.
@@ -16,6 +16,8 @@ from torch import Tensor
 from pegainfer_core.ops.token_kernels import (
     arg_max_kernel,
     arg_max_parts_kernel,
+    draw_kernel,
+    draw_parts_kernel,
     heads_kernel,
     norm_kernel,
     sigmoid_mul_kernel,
@@ -137,3 +139,23 @@ def greedy(logits_RV: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
         num_warps=1,
     )
     return token_id_R, finite_R
+
+
+def sample(scaled_RV: Tensor, key_R: Tensor) -> Tensor:
+    """See sampling.sample."""
+    rows, vocab_size = scaled_RV.shape
+    num_parts = triton.cdiv(vocab_size, ARG_MAX_BLOCK)
+    best_RC = torch.empty(rows, num_parts, dtype=torch.float64, device=scaled_RV.device)
+    id_RC = torch.empty(rows, num_parts, dtype=torch.int32, device=scaled_RV.device)
+    token_id_R = torch.empty(rows, dtype=torch.int64, device=scaled_RV.device)
+    draw_parts_kernel[(rows, num_parts)](
+        *(scaled_RV, key_R, best_RC, id_RC, vocab_size, scaled_RV.stride(0), num_parts),
+        BLOCK_V=ARG_MAX_BLOCK,
+        num_warps=4,
+    )
+    draw_kernel[(rows,)](
+        *(best_RC, id_RC, token_id_R, num_parts, vocab_size),
+        BLOCK_C=triton.next_power_of_2(num_parts),
+        num_warps=1,
+    )
+    return token_id_R

@@ -46,6 +46,8 @@ KERNELS = {
         "heads_kernel",
         "arg_max_parts_kernel",
         "arg_max_kernel",
+        "draw_parts_kernel",
+        "draw_kernel",
     ),
 }
 
@@ -127,6 +129,8 @@ def _operation_launches() -> Iterator[tuple[dict[str, Any], Callable[[], object]
         yield facts, functools.partial(token_triton.silu_mul, x)
         yield facts, functools.partial(token_triton.sigmoid_mul, x, x)
         yield facts, functools.partial(token_triton.greedy, x, 2500)
+        if dtype == torch.float32:
+            yield facts, functools.partial(token_triton.sample, x, torch.zeros(len(x), dtype=torch.int64))
         batch = paged_batch([(1, 40)], heads=(8, 2), head_dim=128, page_size=16, dtype=dtype)
         positions_T, table = torch.zeros(1, dtype=torch.int64), torch.empty(64, 64)
         heads = functools.partial(token_triton.rotate_and_store, x[:1, :1536].view(1, 12, 128))
