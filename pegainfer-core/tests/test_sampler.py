@@ -13,6 +13,7 @@ from pegainfer_core.ops import sampling
 from pegainfer_core.plan import Join
 from pegainfer_core.sampler import Sampled, Sampler
 from pegainfer_core.sampling_params import SamplingParams
+from pegainfer_core.token_counts import TokenCounts
 
 VOCAB = 50
 WIDTH = 56
@@ -194,6 +195,36 @@ def test_sampled_tokens_join_the_counts() -> None:
         tokens.append(int(made.sample(logits, [state], [index]).token_ids_N[0]))
         state.record(tokens[-1])
     assert tokens == [10, 11, 0]
+
+
+@given(st.lists(st.integers(0, 40), max_size=90), st.lists(st.integers(0, 40), max_size=300), st.integers(0, 300))
+@settings(max_examples=50, deadline=None)
+def test_counts_are_those_of_the_output(prompt: list[int], output: list[int], known: int) -> None:
+    counts = TokenCounts(prompt, output[:known])
+    for token_id in output[known:]:
+        counts.add(token_id)
+    found = dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True))
+    assert found == {token_id: output.count(token_id) for token_id in {*prompt, *output}}
+
+
+def test_penalties_of_rows_that_share_a_step() -> None:
+    """Each row's are its own: the same as alone."""
+    logits = random_logits(4, 7)
+    each = [
+        SamplingParams(temperature=0.0, repetition_penalty=3.0),
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.0, presence_penalty=2.0, frequency_penalty=-1.0, logit_bias={3: 2.0}),
+        SamplingParams(temperature=0.0, logit_bias={30: 50.0, 3: 1.0}),
+    ]
+    made = sampler()
+    states = [
+        made.join(Join(slot=row, params=params, seed=0, prompt_ids=[1, 5], output_ids=[row, 9, 9]))
+        for row, params in enumerate(each)
+    ]
+    together = made.sample(logits.clone(), states, [3] * 4).token_ids_N.tolist()
+    alone = [int(made.sample(logits[row : row + 1].clone(), [states[row]], [3]).token_ids_N[0]) for row in range(4)]
+    assert together == alone
+    assert together[3] == 30
 
 
 def test_bias_and_min_tokens() -> None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from pegainfer_core.grammars import Grammars
 from pegainfer_core.ops import sampling
 from pegainfer_core.plan import Join
 from pegainfer_core.sampling_params import SamplingParams
+from pegainfer_core.token_counts import TokenCounts
 
 
 class SlotState:
@@ -33,13 +33,9 @@ class SlotState:
         self.seed = join.seed
         self.num_output = len(join.output_ids)
         """Tokens taken: the next one has this index."""
-        self.seen: set[int] = set()
-        self.output_counts: Counter[int] = Counter()
         self._penalises = self.params.penalises
+        self.token_counts = TokenCounts(join.prompt_ids, join.output_ids) if self._penalises else None
         self.stop_ids = sorted(set(self.params.stop_token_ids) | (set() if self.params.ignore_eos else eos_token_ids))
-        if self._penalises:
-            self.seen.update(join.prompt_ids, join.output_ids)
-            self.output_counts.update(join.output_ids)
         self.constraint = masks.constraint(join, self.stop_ids)
 
     @property
@@ -75,9 +71,8 @@ class SlotState:
         self.num_output += 1
         if self.constraint is not None:
             self.constraint.accept(token_id)
-        if self._penalises:
-            self.seen.add(token_id)
-            self.output_counts[token_id] += 1
+        if self.token_counts is not None:
+            self.token_counts.add(token_id)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,25 +205,47 @@ class Sampler:
 
     def _adjust(self, logits_RV: Tensor, states: Sequence[SlotState], output_indices: Sequence[int]) -> None:
         """Logit bias, penalties, min_tokens and constraints, in place, for the rows that ask for them."""
-        for row, (state, output_index) in enumerate(zip(states, output_indices, strict=True)):
-            params = state.params
-            if params.logit_bias:
-                logits_RV[row, self._tensor(list(params.logit_bias), np.int64)] += self._tensor(
-                    list(params.logit_bias.values()), np.float32
-                )
-            if params.repetition_penalty != 1.0 and state.seen:
-                ids = self._tensor(sorted(state.seen), np.int64)
-                values = logits_RV[row, ids]
-                penalty = params.repetition_penalty
-                logits_RV[row, ids] = torch.where(values > 0, values / penalty, values * penalty)
-            if state.output_counts and (params.presence_penalty or params.frequency_penalty):
-                counts = self._tensor(list(state.output_counts.values()), np.float32)
-                ids = self._tensor(list(state.output_counts), np.int64)
-                logits_RV[row, ids] -= params.presence_penalty + params.frequency_penalty * counts
-            bound = state.constraint is not None and state.constraint.binds
-            if output_index < params.min_tokens and state.stop_ids and not bound:
-                logits_RV[row, self._tensor(state.stop_ids, np.int64)] = -torch.inf
+        biased = [(row, state.params.logit_bias) for row, state in enumerate(states) if state.params.logit_bias]
+        if biased:
+            places = self._places((row, list(bias)) for row, bias in biased)
+            values_N = self._tensor([value for _, bias in biased for value in bias.values()], np.float32)
+            logits_RV.index_put_(places, values_N, accumulate=True)
+        self._penalise(logits_RV, states)
+        early = [
+            (row, state.stop_ids)
+            for row, (state, output_index) in enumerate(zip(states, output_indices, strict=True))
+            if output_index < state.params.min_tokens and state.stop_ids
+            if not (state.constraint is not None and state.constraint.binds)
+        ]
+        if early:
+            logits_RV[self._places(early)] = -torch.inf
         self._constrain(logits_RV, [state.constraint for state in states])
+
+    def _penalise(self, logits_RV: Tensor, states: Sequence[SlotState]) -> None:
+        """Repetition, presence and frequency penalties, in place, of all rows at once."""
+        counted = [(row, state.params, state.token_counts) for row, state in enumerate(states)]
+        given = [(row, params, counts) for row, params, counts in counted if counts is not None]
+        if not given:
+            return
+        sizes = [len(counts.ids) for _, _, counts in given]
+        repetition_N = np.repeat([params.repetition_penalty for _, params, _ in given], sizes).astype(np.float32)
+        subtracted = [
+            np.float32(params.presence_penalty) * (counts.counts > 0)
+            + np.float32(params.frequency_penalty) * counts.counts
+            for _, params, counts in given
+        ]
+        factors = to_device(np.stack([repetition_N, np.concatenate(subtracted)]), self._device)
+        places = self._places((row, counts.ids) for row, _, counts in given)
+        values_N = logits_RV[places]
+        values_N = torch.where(values_N > 0, values_N / factors[0], values_N * factors[0])
+        logits_RV[places] = values_N - factors[1]
+
+    def _places(self, ids_by_row: Iterable[tuple[int, Sequence[int] | np.ndarray]]) -> tuple[Tensor, Tensor]:
+        """(row, id) of every id of these rows, on the device."""
+        pairs = list(ids_by_row)
+        rows = np.repeat([row for row, _ in pairs], [len(ids) for _, ids in pairs])
+        both = to_device(np.stack([rows, np.concatenate([ids for _, ids in pairs])]).astype(np.int64), self._device)
+        return both[0], both[1]
 
     def _constrain(self, logits_RV: Tensor, constraints: Sequence[Constraint | None]) -> None:
         """Forbid what constraints forbid, in place. Waits for masks that are not computed yet."""
