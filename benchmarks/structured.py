@@ -106,7 +106,8 @@ def measure(url: str, server: psutil.Process, case: str, streams: int, tokens: i
         "free": free,
         "bound": bound,
         "ratio": round(bound / free, 3),
-        "cpu_ratio": round(free_cpu / bound_cpu, 3),
+        # a short run may take less than the tick of the process clock
+        "cpu_ratio": round(free_cpu / bound_cpu, 3) if bound_cpu else None,
         "rates": rates,
         "cpu_ms_per_token": cpu_ms,
     }
