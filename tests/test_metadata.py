@@ -20,6 +20,7 @@ PACKAGES = {
     "pegainfer-server": "pegainfer-server",
     "pegainfer-qwen3": "pegainfer-qwen3",
     "pegainfer-qwen35": "pegainfer-qwen35",
+    "pegainfer-deepseek-v2-lite": "pegainfer-deepseek-v2-lite",
     "pegainfer-llama": "examples/pegainfer-llama",
 }
 CODE_PACKAGES = [name for name in PACKAGES if name != "pegainfer"]
@@ -132,11 +133,17 @@ def test_root_wheel_has_no_code(tmp_path: Path) -> None:
         f"pegainfer-{project('pegainfer')['version']}.dist-info"
     }
     fields = metadata(wheel)
-    assert {"qwen3", "qwen35"} <= set(fields.get_all("Provides-Extra") or [])
+    assert {"qwen3", "qwen35", "deepseek-v2-lite"} <= set(fields.get_all("Provides-Extra") or [])
 
 
 @pytest.mark.parametrize(
-    ("name", "family"), [("pegainfer-qwen3", "qwen3"), ("pegainfer-qwen35", "qwen35"), ("pegainfer-llama", "llama")]
+    ("name", "family"),
+    [
+        ("pegainfer-qwen3", "qwen3"),
+        ("pegainfer-qwen35", "qwen35"),
+        ("pegainfer-deepseek-v2-lite", "deepseek-v2-lite"),
+        ("pegainfer-llama", "llama"),
+    ],
 )
 def test_families_are_found_by_entry_point(name: str, family: str) -> None:
     assert project(name)["entry-points"] == {"pegainfer": {family: f"{name.replace('-', '_')}.plugin"}}

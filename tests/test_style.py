@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ["pegainfer-core", "pegainfer-server", "pegainfer-qwen3", "pegainfer-qwen35", "examples/pegainfer-llama"]
+PACKAGES = [
+    "pegainfer-core",
+    "pegainfer-server",
+    "pegainfer-qwen3",
+    "pegainfer-qwen35",
+    "pegainfer-deepseek-v2-lite",
+    "examples/pegainfer-llama",
+]
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package / "src").rglob("*.py"))
 ALL_FILES = sorted(
     {
@@ -37,6 +44,7 @@ OTHER_MEANING = {
     "pegainfer-core/src/pegainfer_core/testing": {"block", "blocks"},  # a decoder block
     "pegainfer-qwen3/src": {"block", "blocks"},
     "pegainfer-qwen35/src": {"block", "blocks"},
+    "pegainfer-deepseek-v2-lite/src": {"block", "blocks"},
     "examples/pegainfer-llama/src": {"block", "blocks"},
     # to block: to wait
     "pegainfer-core/src/pegainfer_core/engine_loop.py": {"block"},

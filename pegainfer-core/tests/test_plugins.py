@@ -373,6 +373,14 @@ def resolve(folder: Path, **config: Any) -> Any:
             planned("kv_groups=(f.KVGroup(kind='full', layers=(0,), state=(f.StateTensor(name='s', shape=(2,)),)),)"),
             "planned a KV group of kind 'full' with 0 heads of 0 and 1 state tensors",
         ),
+        (
+            planned("kv_groups=(f.KVGroup(kind='latent', layers=(0,), num_kv_heads=1, head_dim=8),)"),
+            "planned a KV group of kind 'latent' with 1 heads of 8 and 0 state tensors",
+        ),
+        (
+            planned("kv_groups=(f.KVGroup(kind='latent', layers=(0,), latent_rank=8),)"),
+            "planned a KV group of kind 'latent' with 0 heads of 0, 8 latent values with a shared key of 0 and 0 state tensors",
+        ),
         (planned("weight_rules=[rule]"), "planned weight_rules that are no tuple of WeightRules, or an empty one"),
     ],
 )
@@ -395,10 +403,12 @@ def test_a_refusal_by_a_family_is_told_as_it_is(site: Site, tmp_path: Path, monk
 
 
 def test_groups_without_a_pool_are_refused(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    latent = "kv_groups=(f.KVGroup(kind='latent', layers=(0,), num_kv_heads=1, head_dim=8),)"
-    site.install_family("x", plan=planned(latent))
+    sliding = "kv_groups=(f.KVGroup(kind='sliding', layers=(0,), num_kv_heads=1, head_dim=8, window=4),)"
+    site.install_family("x", plan=planned(sliding))
     allow(monkeypatch, "x")
-    with pytest.raises(ConfigError, match="KV group of kind 'latent'; this version has kinds 'full' and 'state'"):
+    with pytest.raises(
+        ConfigError, match="KV group of kind 'sliding'; this version has kinds 'full', 'latent' and 'state'"
+    ):
         resolve(tmp_path)
 
 

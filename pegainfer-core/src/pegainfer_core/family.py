@@ -61,7 +61,7 @@ class StateTensor:
 class KVGroup:
     """Layers whose per-token (or per-request) memory has the same shape and lifetime. Core turns groups into pools.
 
-    A group of kind `state` has `state` tensors, every other kind has heads.
+    A group of kind `state` has `state` tensors, one of kind `latent` a rank, every other kind heads.
     """
 
     kind: KVKind
@@ -71,13 +71,17 @@ class KVGroup:
     head_dim: int = 0
     window: int | None = None
     """Tokens visible to a sliding group, the current one included."""
+    latent_rank: int = 0
+    """Of a latent group: size of the vector from which keys and values of all heads are computed."""
+    latent_rope_dim: int = 0
+    """Of a latent group: size of the rotated key that all heads share. A token's vector and this key lie side by side."""
     state: tuple[StateTensor, ...] = ()
     """What each layer of a state group remembers of a request. `ForwardBatch.states` has the tensors, in this order."""
 
     @property
     def values_per_token(self) -> int:
-        """Cache values that one token needs in one layer (keys and values)."""
-        return 2 * self.num_kv_heads * self.head_dim
+        """Cache values that one token needs in one layer: keys and values, or what both are computed from."""
+        return 2 * self.num_kv_heads * self.head_dim + self.latent_rank + self.latent_rope_dim
 
     def bytes_per_slot(self, itemsize: int) -> int:
         """Bytes of state that one request needs in all layers, where the model's type has values of `itemsize` bytes."""

@@ -57,19 +57,23 @@ def check_plan(plan: ModelPlan, family: ModelFamily, package: str) -> None:
     if layers != list(range(plan.num_layers)):
         raise PluginError(f"{culprit} planned KV groups that do not cover each of {plan.num_layers} layers once")
     kinds = {group.kind for group in plan.kv_groups}
-    for other in sorted(kinds - {"full", "state"}):
+    for other in sorted(kinds - {"full", "latent", "state"}):
         raise ConfigError(
-            f"{plan.family} needs a KV group of kind {other!r}; this version has kinds 'full' and 'state'"
+            f"{plan.family} needs a KV group of kind {other!r}; this version has kinds 'full', 'latent' and 'state'"
         )
-    if "full" not in kinds:
-        raise ConfigError(f"{plan.family} has no layer of kind 'full'; this version needs one")
+    if not kinds & {"full", "latent"}:
+        raise ConfigError(f"{plan.family} has no layer of kind 'full' or 'latent'; this version needs one")
     for group in plan.kv_groups:
-        if (group.kind == "state") != bool(group.state) or (group.kind == "full") != bool(group.values_per_token):
+        heads, latent = (group.num_kv_heads, group.head_dim), (group.latent_rank, group.latent_rope_dim)
+        sizes = {"full": heads, "latent": latent, "state": (len(group.state),)}
+        if any(all(given) if kind != group.kind else not all(given) for kind, given in sizes.items()):
             raise PluginError(f"{culprit} planned a KV group of kind {group.kind!r} with {_memory(group)}")
 
 
 def _memory(group: KVGroup) -> str:
     heads = f"{group.num_kv_heads} heads of {group.head_dim}"
+    if group.latent_rank or group.latent_rope_dim:
+        heads += f", {group.latent_rank} latent values with a shared key of {group.latent_rope_dim}"
     return f"{heads} and {len(group.state)} state tensors"
 
 

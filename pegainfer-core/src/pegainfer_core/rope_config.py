@@ -103,6 +103,14 @@ def rotary_rows(heads: int, head_dim: int, rotary_dim: int) -> tuple[tuple[int, 
     return tuple((head * head_dim + first, count) for head in range(heads) for first, count in pieces)
 
 
+def paired_rows(heads: int, head_dim: int, rotary_dim: int) -> tuple[tuple[int, int], ...]:
+    """The same for published weights that turn dimension 2 i with 2 i + 1, in the last `rotary_dim` rows of each head."""
+    kept = head_dim - rotary_dim
+    one_head = [(0, kept)] if kept else []
+    one_head += [(kept + start + 2 * pair, 1) for start in (0, 1) for pair in range(rotary_dim // 2)]
+    return tuple((head * head_dim + first, count) for head in range(heads) for first, count in one_head)
+
+
 def yarn_mscale(factor: float, mscale: float) -> float:
     """Attention temperature of YaRN for a context extension: 0.1 * mscale * ln(factor) + 1, and 1 without extension."""
     return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0

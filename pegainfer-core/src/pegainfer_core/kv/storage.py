@@ -1,7 +1,8 @@
 """The tensors behind the pages and the slots of recurrent state.
 
-Owns their layout and what a page or a slot costs: [pages, page size, kv heads, head dim] for keys and for values of each layer, and [slots,
-*shape] for each tensor of a layer's state. Knows nothing of requests. The only module of `kv` that imports torch.
+Owns their layout and what a page or a slot costs: [pages, page size, kv heads, head dim] for keys and for values of each layer, where a
+latent layer has one head and its values are the first part of its keys; and [slots, *shape] for each tensor of a layer's state. Knows
+nothing of requests. The only module of `kv` that imports torch.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ def allocate(
     caches: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))] * plan.num_layers
     for group in plan.kv_groups:
         if group.kind == "state":
+            continue
+        if group.kind == "latent":
+            rows = torch.empty(
+                (len(group.layers), num_pages, page_size, 1, group.values_per_token), dtype=dtype, device=device
+            )
+            for index, layer in enumerate(group.layers):
+                caches[layer] = (rows[index], rows[index, ..., : group.latent_rank])
             continue
         shape = (len(group.layers), 2, num_pages, page_size, group.num_kv_heads, group.head_dim)
         pool = torch.empty(shape, dtype=dtype, device=device)

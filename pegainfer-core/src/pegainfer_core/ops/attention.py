@@ -2,7 +2,8 @@
 
 Owns what a step's attention needs (`AttentionMetadata`) and the choice of backend. Knows nothing of requests or scheduling.
 
-Shape suffixes: T tokens, R rows, H query heads, K key/value heads, D head dim, P pages of the longest row, S page size.
+Shape suffixes: T tokens, R rows, H query heads, K key/value heads, D head dim, P pages of the longest row, S page size; of latent layers
+L rank, N dimensions of a head's key that are not rotated, V dimensions of its value.
 """
 
 from __future__ import annotations
@@ -50,6 +51,42 @@ class StackedHeads:
     """int64."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LatentHeads:
+    """Queries of a latent layer, and what turns the vectors in its pages into each head's keys and values.
+
+    Two forms give the same: expanded, keys and values of every head are computed from the context's vectors; absorbed, queries are
+    taken to the vectors' space, where all heads attend to the same rows, and what they find is taken back.
+    """
+
+    q_THD: Tensor
+    """Each head: N dimensions, then those that are rotated, rotated."""
+    up_HUL: Tensor
+    """U = N + V rows of each head: of its key, then of its value."""
+    value_dim: int
+    """V."""
+
+    def absorbed(self, tokens: slice) -> Tensor:
+        """Queries of some tokens that attend to the pages' rows directly, [T, H, L + rotated]."""
+        size = self.up_HUL.shape[1] - self.value_dim
+        q_THD = self.q_THD[tokens]
+        in_space_HTL = q_THD[..., :size].transpose(0, 1) @ self.up_HUL[:, :size]
+        return torch.cat((in_space_HTL.transpose(0, 1), q_THD[..., size:]), dim=-1)
+
+    def values(self, found_THL: Tensor) -> Tensor:
+        """What absorbed queries found, as values of heads, [T, H, V]."""
+        value_HVL = self.up_HUL[:, self.up_HUL.shape[1] - self.value_dim :]
+        return (found_THL.transpose(0, 1) @ value_HVL.transpose(1, 2)).transpose(0, 1)
+
+    def expanded(self, rows_CX: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [C, H, D] and values [C, H, V] of some of the pages' rows [C, L + rotated]."""
+        heads, size, rank = self.up_HUL.shape
+        latent_CL, shared_CX = rows_CX[:, :rank], rows_CX[:, None, rank:]
+        up_CHU = (latent_CL @ self.up_HUL.view(-1, rank).T).view(-1, heads, size)
+        key_CHN, value_CHV = up_CHU.split([size - self.value_dim, self.value_dim], dim=-1)
+        return torch.cat((key_CHN, shared_CX.expand(-1, heads, -1)), dim=-1), value_CHV
+
+
 class AttentionBackend(ABC):
     """One way to attend over pages. Stateless between steps apart from workspace."""
 
@@ -67,11 +104,25 @@ class AttentionBackend(ABC):
         """Scatter the step's new keys and values to their places in the pages."""
         write_kv(k_TKD, v_TKD, k_cache_PSKD, v_cache_PSKD, write_index_T)
 
+    def write_rows(self, rows_TX: Tensor, cache_PS1X: Tensor, write_index_T: Tensor) -> None:
+        """Scatter a latent layer's new rows to their places in the pages."""
+        cache_PS1X.flatten(0, 2).index_copy_(0, write_index_T, rows_TX)
+
     @abstractmethod
     def run(
         self, q_THD: Tensor, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, metadata: AttentionMetadata, scale: float
     ) -> Tensor:
-        """Attend; keys and values of the step are already in the caches. Returns [T, H, D] in q's dtype."""
+        """Attend; keys and values of the step are already in the caches. Returns [T, H, D] in q's dtype.
+
+        Values may be narrower than keys where they are the keys' first part: the result is as wide as they are.
+        """
+
+    def attend_latent(
+        self, heads: LatentHeads, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, metadata: AttentionMetadata, scale: float
+    ) -> Tensor:
+        """Attend in a latent layer whose pages hold the step's vectors already. Returns [T, H, V]. Default: absorbed."""
+        found_THL = self.run(heads.absorbed(slice(None)), k_cache_PSKD, v_cache_PSKD, metadata, scale)
+        return heads.values(found_THL)
 
     def attend_heads(
         self,
@@ -91,7 +142,7 @@ class Attention:
 
     backend: AttentionBackend
     caches: list[tuple[Tensor, Tensor]]
-    """(keys, values) per model layer, each [pages, S, K, D]."""
+    """(keys, values) per model layer, each [pages, S, K, D]; in latent layers K is 1 and values are the first part of keys."""
     metadata: AttentionMetadata
 
     def run(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float | None = None) -> Tensor:
@@ -109,6 +160,12 @@ class Attention:
         return self.backend.run(
             q_THD, k_cache, v_cache, self.metadata, q_THD.shape[-1] ** -0.5 if scale is None else scale
         )
+
+    def run_latent(self, layer: int, rows_TX: Tensor, heads: LatentHeads, scale: float) -> Tensor:
+        """Store a latent layer's new rows (vector, then the key that all heads share), then attend causally: [T, H, V]."""
+        rows_PS1X, values_PS1L = self.caches[layer]
+        self.backend.write_rows(rows_TX, rows_PS1X, self.metadata.write_index_T)
+        return self.backend.attend_latent(heads, rows_PS1X, values_PS1L, self.metadata, scale)
 
     def attend_heads(self, layer: int, heads: StackedHeads, scale: float | None = None) -> Tensor:
         """`run` from stacked projections, where the backend takes them."""

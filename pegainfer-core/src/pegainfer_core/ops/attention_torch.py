@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pegainfer_core.ops.attention import AttentionBackend, AttentionMetadata
+from pegainfer_core.ops.attention import AttentionBackend, AttentionMetadata, LatentHeads
 from pegainfer_core.ops.cpu_native import MOST_CONTEXT, MOST_ROWS, kernels
 from pegainfer_core.ops.dispatch import use_cpu
 
@@ -37,7 +37,7 @@ class TorchAttention(AttentionBackend):
     ) -> Tensor:
         """See AttentionBackend."""
         page_size = k_cache_PSKD.shape[1]
-        out_THD = torch.empty_like(q_THD)
+        out_THD = q_THD.new_empty(*q_THD.shape[:2], v_cache_PSKD.shape[3])
         start = 0
         for row, (query_len, context_len) in enumerate(zip(metadata.query_lens, metadata.context_lens, strict=True)):
             pages = metadata.page_table_RP[row, : -(-context_len // page_size)].long()
@@ -59,6 +59,31 @@ class TorchAttention(AttentionBackend):
             out_THD[start : start + query_len] = out_HQD.transpose(0, 1)
             start += query_len
         return out_THD
+
+    def attend_latent(
+        self, heads: LatentHeads, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, metadata: AttentionMetadata, scale: float
+    ) -> Tensor:
+        """See AttentionBackend. Rows of one token absorbed, others expanded."""
+        page_size = k_cache_PSKD.shape[1]
+        out_THV = heads.q_THD.new_empty(*heads.q_THD.shape[:2], heads.value_dim)
+        start = 0
+        for row, (query_len, context_len) in enumerate(zip(metadata.query_lens, metadata.context_lens, strict=True)):
+            pages = metadata.page_table_RP[row, : -(-context_len // page_size)].long()
+            rows_CX = k_cache_PSKD[pages].flatten(0, 2)[:context_len]
+            tokens = slice(start, start + query_len)
+            start += query_len
+            if query_len == 1:
+                q_HX = heads.absorbed(tokens)[0]
+                weight_HC = (q_HX @ rows_CX.T * scale).float().softmax(-1).to(rows_CX.dtype)
+                out_THV[tokens] = heads.values((weight_HC @ rows_CX[:, : v_cache_PSKD.shape[3]])[None])
+                continue
+            k_CHD, v_CHV = heads.expanded(rows_CX)
+            score_HQC = torch.einsum("qhd,chd->hqc", heads.q_THD[tokens], k_CHD) * scale
+            unseen_QC = torch.ones(query_len, context_len, dtype=torch.bool, device=rows_CX.device)
+            unseen_QC = unseen_QC.triu(context_len - query_len + 1)
+            weight_HQC = score_HQC.masked_fill(unseen_QC, -torch.inf).float().softmax(-1).to(rows_CX.dtype)
+            out_THV[tokens] = torch.einsum("hqc,chv->qhv", weight_HQC, v_CHV)
+        return out_THV
 
 
 class BatchedTorchAttention(AttentionBackend):
@@ -83,22 +108,52 @@ class BatchedTorchAttention(AttentionBackend):
         self, q_THD: Tensor, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, metadata: AttentionMetadata, scale: float
     ) -> Tensor:
         """See AttentionBackend."""
-        if self._few and use_cpu(q_THD) and (native := kernels(q_THD.dtype)):
+        if (
+            self._few
+            and v_cache_PSKD.shape == k_cache_PSKD.shape
+            and use_cpu(q_THD)
+            and (native := kernels(q_THD.dtype))
+        ):
             caches_PSKD = (k_cache_PSKD, v_cache_PSKD)
             lens_R, longest = metadata.context_lens_R, metadata.max_context_len
             return native.attend(q_THD, caches_PSKD, metadata.page_table_RP, lens_R, longest, scale)
-        if self._step is None:
-            self._step = _prepare(metadata, k_cache_PSKD.shape[1], q_THD.dtype)
-        decode, prompts = self._step
+        decode, prompts = self._prepared(metadata, k_cache_PSKD.shape[1], q_THD.dtype)
         if len(decode) == 1 and not prompts:
             return _attend_decode(q_THD, k_cache_PSKD, v_cache_PSKD, decode[0], scale)
-        out_THD = torch.empty_like(q_THD)
+        out_THD = q_THD.new_empty(*q_THD.shape[:2], v_cache_PSKD.shape[3])
         for group in decode:
             rows = slice(0, metadata.num_decode_rows) if group.rows is None else group.rows
             out_THD[rows] = _attend_decode(q_THD[rows], k_cache_PSKD, v_cache_PSKD, group, scale)
         for prompt in prompts:
-            out_THD[prompt.tokens] = _attend_prompt(q_THD[prompt.tokens], k_cache_PSKD, v_cache_PSKD, prompt, scale)
+            k_1KCD, v_1KCD = prompt.context.read(k_cache_PSKD), prompt.context.read(v_cache_PSKD)
+            out_THD[prompt.tokens] = _attend_prompt(q_THD[prompt.tokens], k_1KCD, v_1KCD, prompt, scale)
         return out_THD
+
+    def attend_latent(
+        self, heads: LatentHeads, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, metadata: AttentionMetadata, scale: float
+    ) -> Tensor:
+        """See AttentionBackend. Decode rows absorbed, prompt rows expanded."""
+        q_THD = heads.q_THD
+        decode, prompts = self._prepared(metadata, k_cache_PSKD.shape[1], q_THD.dtype)
+        out_THV = q_THD.new_empty(*q_THD.shape[:2], heads.value_dim)
+        first = slice(0, metadata.num_decode_rows)
+        q_RHX = heads.absorbed(first) if decode else q_THD
+        found_RHL = q_RHX.new_empty(metadata.num_decode_rows, q_RHX.shape[1], v_cache_PSKD.shape[3])
+        for group in decode:
+            rows = first if group.rows is None else group.rows
+            found_RHL[rows] = _attend_decode(q_RHX[rows], k_cache_PSKD, v_cache_PSKD, group, scale)
+        if decode:
+            out_THV[first] = heads.values(found_RHL)
+        for prompt in prompts:
+            k_CHD, v_CHV = heads.expanded(prompt.context.read(k_cache_PSKD)[0, 0])
+            k_1HCD, v_1HCV = k_CHD.transpose(0, 1)[None], v_CHV.transpose(0, 1)[None]
+            out_THV[prompt.tokens] = _attend_prompt(q_THD[prompt.tokens], k_1HCD, v_1HCV, prompt, scale)
+        return out_THV
+
+    def _prepared(self, metadata: AttentionMetadata, page_size: int, dtype: torch.dtype) -> _Step:
+        if self._step is None:
+            self._step = _prepare(metadata, page_size, dtype)
+        return self._step
 
 
 # preparation, once per step
@@ -119,7 +174,7 @@ class _Context:
     def read(self, cache_PSKD: Tensor) -> Tensor:
         """[R, K, C, D]."""
         _, _, heads, size = cache_PSKD.shape
-        token = heads * size
+        token = cache_PSKD.stride(1)
         if self.first is not None:
             place = cache_PSKD.storage_offset() + self.first * token
             return cache_PSKD.as_strided((1, heads, self.num_tokens, size), (0, size, token, 1), place)
@@ -217,11 +272,11 @@ def _attend_decode(q_RHD: Tensor, k_PSKD: Tensor, v_PSKD: Tensor, group: _Decode
     return out_RKGD.flatten(1, 2)
 
 
-def _attend_prompt(q_QHD: Tensor, k_PSKD: Tensor, v_PSKD: Tensor, prompt: _Prompt, scale: float) -> Tensor:
+def _attend_prompt(q_QHD: Tensor, k_1KCD: Tensor, v_1KCD: Tensor, prompt: _Prompt, scale: float) -> Tensor:
     out_1HQD = F.scaled_dot_product_attention(
         q_QHD.transpose(0, 1).unsqueeze(0),
-        prompt.context.read(k_PSKD),
-        prompt.context.read(v_PSKD),
+        k_1KCD,
+        v_1KCD,
         attn_mask=prompt.mask_QC,
         is_causal=prompt.mask_QC is None,
         scale=scale,

@@ -149,6 +149,8 @@ def _print(report: Report) -> None:
     for group in report.kv_groups:
         window = f", window {group['window']}" if group["window"] else ""
         held = f"{group['num_kv_heads']} heads of {group['head_dim']}"
+        if group["latent_rank"]:
+            held = f"{group['latent_rank']} latent values and a shared key of {group['latent_rope_dim']}"
         if group["state"]:
             held = ", ".join(f"{tensor['name']} {'x'.join(map(str, tensor['shape']))}" for tensor in group["state"])
         rows[f"KV {group['kind']}"] = f"{len(group['layers'])} layers, {held}{window}"

@@ -1,0 +1,1 @@
+"""The DeepSeek-V2-Lite family of pegainfer: latent attention and mixtures of experts."""
