@@ -55,6 +55,7 @@ PUBLIC_MODULES = {
     "pegainfer_core.model",
     "pegainfer_core.ops",
     "pegainfer_core.rope_config",
+    "pegainfer_core.routing",
     "pegainfer_core.testing",
     "pegainfer_core.tokenizer",
 }

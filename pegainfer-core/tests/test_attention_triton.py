@@ -16,6 +16,7 @@ import torch
 from pegainfer_core.ops.attention import make_attention_backend
 from pegainfer_core.ops.attention_torch import TorchAttention
 from pegainfer_core.ops.attention_triton import SplitRule, TritonAttention
+from pegainfer_core.testing.latent_attention import latent_batch
 from pegainfer_core.testing.paged_attention import PagedBatch, paged_batch
 
 CPU = torch.device("cpu")
@@ -52,6 +53,16 @@ def test_mixed_batch_at_page_edges(heads: tuple[int, int], page_size: int, rule:
     batch = paged_batch(decode + rest + [(1, 33)], heads=heads, head_dim=16, page_size=page_size)
     assert batch.metadata.num_decode_rows == len(decode)
     assert error(batch, rule) < 1e-6
+
+
+@pytest.mark.parametrize("rule", [None, WHOLE, MANY], ids=["default", "whole", "split"])
+@pytest.mark.parametrize(("heads", "page_size"), [(3, 1), (16, 16), (32, 16)])
+def test_latent_pages(heads: int, page_size: int, rule: SplitRule | None) -> None:
+    rows = [(1, 16), (1, 1), (1, 70), (15, 15), (2, 17), (5, 40)]
+    batch = latent_batch(rows, heads=heads, rank=24, key_dim=16, rope_dim=8, value_dim=12, page_size=page_size)
+    reference = batch.reference()
+    found = batch.run(TritonAttention(CPU, rule))
+    assert float((found - reference).norm() / reference.norm()) < 1e-6
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -179,6 +190,8 @@ def test_kernels_compile_for_gpus_that_are_not_here() -> None:
     assert run.returncode == 0, run.stderr
     kernels = [json.loads(line) for line in run.stdout.splitlines()]
     attention = {"attend_kernel", "decode_kernel", "write_kernel"}
+    latent = {"attend_latent_kernel"}
+    experts = {"gate_up_kernel", "down_kernel"}
     products = {"rows_kernel", "tiles_kernel"}
     single = {
         "norm_kernel",
@@ -191,7 +204,7 @@ def test_kernels_compile_for_gpus_that_are_not_here() -> None:
         "draw_kernel",
     }
     delta = {"step_kernel", "convolve_kernel", "prepare_kernel", "scan_kernel", "gated_norm_kernel"}
-    assert {kernel["kernel"] for kernel in kernels} == attention | products | single | delta
+    assert {kernel["kernel"] for kernel in kernels} == attention | latent | products | experts | single | delta
     assert {kernel["capability"] for kernel in kernels} == {80, 90}
     for kernel in kernels:
         assert kernel["shared"] <= 99 * 1024, f"{kernel}: more shared memory than a capability 8.9 device gives"

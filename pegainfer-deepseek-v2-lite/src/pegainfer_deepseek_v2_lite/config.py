@@ -6,6 +6,7 @@ Queries may come through a vector of their own (q_lora_rank), and experts in gro
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -109,7 +110,7 @@ class DeepseekV2LiteConfig:
         factor = 1.0
         if isinstance(scaling, YarnScaling) and scaling.mscale_all_dim:
             factor = yarn_mscale(scaling.factor, scaling.mscale_all_dim)
-        return (self.key_dim + self.rope_dim) ** -0.5 * factor**2
+        return factor * factor / math.sqrt(self.key_dim + self.rope_dim)
 
 
 def _experts(reader: ConfigReader) -> ExpertsConfig:

@@ -92,10 +92,10 @@ class Attention(nn.Module):
     def forward(self, x_TE: Tensor, batch: ForwardBatch, rotary: RotaryTable) -> Tensor:
         """x + attention, [T, E]; x is used up."""
         projected_TP = norm_linear(x_TE, self.norm, self.in_proj.weight)
-        query_TP, rows_TX = projected_TP.split(self.widths, dim=-1)
+        query_TP, rows_TX = torch.split(projected_TP, self.widths, dim=-1)
         if self.query_norm is not None:
             query_TP = norm_linear(query_TP.contiguous(), self.query_norm, self.query_proj.weight)
-        q_THD = query_TP.unflatten(-1, (-1, self.head_dim))
+        q_THD = query_TP.view(len(x_TE), -1, self.head_dim)
         attended_TP = self.latent(q_THD, rows_TX, rotary, batch)
         return linear_add(attended_TP, self.out_proj.weight, x_TE)
 

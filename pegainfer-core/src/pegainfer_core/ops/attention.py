@@ -83,7 +83,7 @@ class LatentHeads:
         heads, size, rank = self.up_HUL.shape
         latent_CL, shared_CX = rows_CX[:, :rank], rows_CX[:, None, rank:]
         up_CHU = (latent_CL @ self.up_HUL.view(-1, rank).T).view(-1, heads, size)
-        key_CHN, value_CHV = up_CHU.split([size - self.value_dim, self.value_dim], dim=-1)
+        key_CHN, value_CHV = torch.split(up_CHU, [size - self.value_dim, self.value_dim], dim=-1)
         return torch.cat((key_CHN, shared_CX.expand(-1, heads, -1)), dim=-1), value_CHV
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _find_row(query_start_ptr, first, num_rows, block, BLOCK_Q: tl.constexpr):
+def find_row(query_start_ptr, first, num_rows, block, BLOCK_Q: tl.constexpr):
     """The row (counted from `first`) that owns query block `block`.
 
     Row r starts at block (tokens before it) // BLOCK_Q + r, which leaves every row room for its last, partial block.
@@ -224,7 +224,7 @@ def attend_kernel(
     else:
         # later blocks of a row see more keys: they go first, so that short ones fill the end of the launch
         block = tl.num_programs(0) - 1 - tl.program_id(0)
-        row = _find_row(query_start_ptr, first, num_rows, block, BLOCK_Q)
+        row = find_row(query_start_ptr, first, num_rows, block, BLOCK_Q)
         row_start = tl.load(query_start_ptr + first + row)
         query_len = tl.load(query_start_ptr + first + row + 1) - row_start
         query = (block - ((row_start - first) // BLOCK_Q + row)) * BLOCK_Q

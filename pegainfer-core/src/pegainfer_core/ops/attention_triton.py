@@ -18,7 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
-from pegainfer_core.ops import token_triton
+from pegainfer_core.ops import latent_triton, token_triton
 from pegainfer_core.ops.attention import AttentionBackend, AttentionMetadata, StackedHeads
 from pegainfer_core.ops.attention_kernels import attend_kernel, write_kernel
 from pegainfer_core.ops.decode_kernels import decode_kernel
@@ -131,6 +131,8 @@ class TritonAttention(AttentionBackend):
         """See AttentionBackend. Decode rows have a launch with tiles of one token, the other rows one of their own."""
         _check_layout(q_THD, k_cache_PSKD, v_cache_PSKD)
         assert scale > 0.0, "the running maximum is taken before scaling"
+        if v_cache_PSKD.shape != k_cache_PSKD.shape:
+            return self._run_shared(q_THD, k_cache_PSKD, v_cache_PSKD, metadata, scale)
         out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
         decode, prompts = (
             functools.partial(self._attend, q_THD, k_cache_PSKD, v_cache_PSKD, metadata, scale, out_THD, decode=kind)
@@ -138,6 +140,24 @@ class TritonAttention(AttentionBackend):
         )
         self._side_by_side(metadata, decode, prompts)
         return out_THD
+
+    def _run_shared(
+        self, q_THD: Tensor, k_cache_PSKD: Tensor, v_cache_PSKD: Tensor, metadata: AttentionMetadata, scale: float
+    ) -> Tensor:
+        """`run` where values are the first part of keys."""
+        assert v_cache_PSKD.data_ptr() == k_cache_PSKD.data_ptr() and k_cache_PSKD.shape[2] == 1, "one latent head"
+        out_THL = torch.empty(*q_THD.shape[:2], v_cache_PSKD.shape[3], dtype=q_THD.dtype, device=q_THD.device)
+        decode, prompts = (
+            functools.partial(
+                latent_triton.attend,
+                *(q_THD, k_cache_PSKD, out_THL, metadata, scale * LOG2_E),
+                *(self._arrived[int(kind)], (self._decode_split if kind else self._prompt_split).parts),
+                decode=kind,
+            )
+            for kind in (True, False)
+        )
+        self._side_by_side(metadata, decode, prompts)
+        return out_THL
 
     def attend_heads(
         self,

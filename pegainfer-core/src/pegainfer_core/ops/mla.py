@@ -49,8 +49,8 @@ class LatentAttention(nn.Module):
 
     def forward(self, q_THD: Tensor, rows_TX: Tensor, rotary: RotaryTable, batch: ForwardBatch) -> Tensor:
         """[T, H * V], from projected queries, and vectors beside shared keys, both before norm and rotation."""
-        latent_TL, key_TR = rows_TX.split([self.rank, self.rope_dim], dim=-1)
-        plain_THN, turned_THR = q_THD.split([self.key_dim, self.rope_dim], dim=-1)
+        latent_TL, key_TR = torch.split(rows_TX, [self.rank, self.rope_dim], dim=-1)
+        plain_THN, turned_THR = torch.split(q_THD, [self.key_dim, self.rope_dim], dim=-1)
         turned_THR, key_T1R = rotary.forward(turned_THR, key_TR.unsqueeze(1), batch.positions_T)
         heads = LatentHeads(
             q_THD=torch.cat((plain_THN, turned_THR), dim=-1),

@@ -25,7 +25,7 @@ def route(logits_TX: Tensor, rule: RoutingRule, bias_X: Tensor | None = None) ->
     scores_TX = logits_TX.softmax(-1) if rule.scoring == "softmax" else logits_TX.sigmoid()
     choice_TX = scores_TX if bias_X is None else scores_TX + bias_X
     if rule.num_groups > 1:
-        choice_TGX = choice_TX.unflatten(-1, (rule.num_groups, -1))
+        choice_TGX = choice_TX.view(len(choice_TX), rule.num_groups, -1)
         worth_TG = choice_TGX.topk(2 if rule.group_score == "best two" else 1).values.sum(-1)
         closed_TG = torch.ones_like(worth_TG, dtype=torch.bool)
         closed_TG.scatter_(1, _best(worth_TG, rule.num_chosen_groups), False)

@@ -17,10 +17,11 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from pegainfer_core.ops import attention_triton, gdn_triton, linear_triton, token_triton
+from pegainfer_core.ops import attention_triton, gdn_triton, latent_triton, linear_triton, moe_triton, token_triton
 from pegainfer_core.ops.attention import StackedHeads
 from pegainfer_core.ops.linear_tiles import LinearTile, choose_tile
 from pegainfer_core.testing.gated_delta_net import layer_case
+from pegainfer_core.testing.latent_attention import latent_batch
 from pegainfer_core.testing.paged_attention import paged_batch
 
 CAPABILITIES = (80, 90)
@@ -38,7 +39,9 @@ MATRIX_TILE = LinearTile(features=16, depth=32, warps=1, stages=3, matrix_units=
 KERNELS = {
     attention_triton: ("attend_kernel", "decode_kernel", "write_kernel"),
     gdn_triton: ("step_kernel", "convolve_kernel", "prepare_kernel", "scan_kernel", "gated_norm_kernel"),
+    latent_triton: ("attend_latent_kernel",),
     linear_triton: ("rows_kernel", "tiles_kernel"),
+    moe_triton: ("gate_up_kernel", "down_kernel"),
     token_triton: (
         "norm_kernel",
         "silu_mul_kernel",
@@ -85,7 +88,9 @@ def main() -> None:
     kernels = {(module, name): getattr(module, name) for module, names in KERNELS.items() for name in names}
     for capability in CAPABILITIES:
         driver.set_active(_OfflineDriver(capability))
-        for facts, launch in itertools.chain(_attention_launches(), _delta_launches(), _operation_launches()):
+        for facts, launch in itertools.chain(
+            *(_attention_launches(), _latent_launches(), _delta_launches(), _expert_launches(), _operation_launches())
+        ):
             report = functools.partial(_report, {"capability": capability} | facts)
             for (module, name), kernel in kernels.items():
                 setattr(module, name, _CompileOnly(kernel, report))
@@ -97,6 +102,26 @@ def _attention_launches() -> Iterator[tuple[dict[str, Any], Callable[[], object]
         batch = paged_batch(rows, heads=(8, 2), head_dim=head_dim, page_size=16, dtype=dtype)
         backend = attention_triton.TritonAttention(torch.device("cpu"))
         yield {"dtype": str(dtype), "head_dim": head_dim}, functools.partial(batch.run, backend)
+
+
+def _latent_launches() -> Iterator[tuple[dict[str, Any], Callable[[], object]]]:
+    """Latent pages at the widths of published models, decode rows and prompts."""
+    backend = attention_triton.TritonAttention(torch.device("cpu"))
+    for dtype, rows in ((torch.bfloat16, [(1, 40), (1, 9000), (200, 300)]), (torch.float32, [(1, 40), (200, 300)])):
+        batch = latent_batch(
+            rows, heads=16, rank=512, key_dim=128, rope_dim=64, value_dim=128, page_size=16, dtype=dtype
+        )
+        yield {"dtype": str(dtype), "rows": rows}, functools.partial(batch.run, backend)
+
+
+def _expert_launches() -> Iterator[tuple[dict[str, Any], Callable[[], object]]]:
+    """Experts at real widths: every tile."""
+    for dtype, tokens in ((torch.bfloat16, 1), (torch.bfloat16, 40), (torch.bfloat16, 200), (torch.float32, 1)):
+        gate_up, down = torch.empty(8, 2816, 2048, dtype=dtype), torch.empty(8, 2048, 1408, dtype=dtype)
+        ids_TK = torch.arange(tokens * 6).view(tokens, 6) % 8
+        x_TE = torch.empty(tokens, 2048, dtype=dtype)
+        mix = functools.partial(moe_triton.mix_experts, x_TE, gate_up, down, ids_TK, torch.ones(tokens, 6))
+        yield {"dtype": str(dtype), "tokens": tokens}, mix
 
 
 def _delta_launches() -> Iterator[tuple[dict[str, Any], Callable[[], object]]]:
