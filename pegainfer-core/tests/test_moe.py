@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pegainfer_core.ops.dispatch import fast_ops
-from pegainfer_core.ops.moe import Experts, Router, mix_experts, route
+from pegainfer_core.ops.moe import Experts, Router, mix_all, mix_chosen, mix_experts, route
 from pegainfer_core.routing import RoutingRule
 from torch import Tensor, nn
 
@@ -113,20 +113,20 @@ def experts_of(x_TE: Tensor, gate_up_X2FE: Tensor, down_XEF: Tensor, ids_TK: Ten
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 33])
-@pytest.mark.parametrize("fast", [True, False])
-def test_experts_give_the_weighted_sum(tokens: int, fast: bool) -> None:
+@pytest.mark.parametrize("mix", [mix_experts, mix_chosen, mix_all])
+def test_experts_give_the_weighted_sum(tokens: int, mix: Callable[..., Tensor]) -> None:
     generator = torch.Generator().manual_seed(tokens)
     experts, chosen, hidden, inter = 6, 3, 24, 16
     x_TE = torch.randn(tokens, hidden, generator=generator)
-    weights = [
-        torch.randn(shape, generator=generator) for shape in ((experts, 2 * inter, hidden), (experts, hidden, inter))
-    ]
+    gate_up_X2FE = torch.randn(experts, 2 * inter, hidden, generator=generator)
+    down_XEF = torch.randn(experts, hidden, inter, generator=generator)
     # the last expert gets no token
     ids_TK = torch.stack([torch.randperm(experts - 1, generator=generator)[:chosen] for _ in range(tokens)])
     weights_TK = torch.rand(tokens, chosen, generator=generator)
-    with fast_ops(fast):
-        found = mix_experts(x_TE, *weights, ids_TK, weights_TK)
-    torch.testing.assert_close(found.double(), experts_of(x_TE, *weights, ids_TK, weights_TK), rtol=1e-4, atol=1e-4)
+    found = mix(x_TE, gate_up_X2FE, down_XEF, ids_TK, weights_TK)
+    torch.testing.assert_close(
+        found.double(), experts_of(x_TE, gate_up_X2FE, down_XEF, ids_TK, weights_TK), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_modules_hold_experts_one_below_the_other() -> None:
@@ -146,5 +146,9 @@ def test_modules_hold_experts_one_below_the_other() -> None:
         assert ids_TK[token].tolist() == ids
         assert weights_TK[token].tolist() == pytest.approx(weights, rel=1e-4)
     found = experts(x_TE, ids_TK, weights_TK)
-    both = experts.gate_up.view(4, 12, 8), experts.down.view(4, 8, 6)
-    torch.testing.assert_close(found.double(), experts_of(x_TE, *both, ids_TK, weights_TK), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        found.double(),
+        experts_of(x_TE, experts.gate_up.view(4, 12, 8), experts.down.view(4, 8, 6), ids_TK, weights_TK),
+        rtol=1e-4,
+        atol=1e-4,
+    )

@@ -43,7 +43,7 @@ def attend(
     num_tokens = num_rows if decode else tokens - first
     exact = q_THX.dtype == torch.float32
     group = next(size for size in range(min(MOST_HEADS, heads), 0, -1) if heads % size == 0)
-    block_m = max(16 if decode or exact else 64, triton.next_power_of_2(group))
+    block_m = max(16 if decode or exact else 32, triton.next_power_of_2(group))
     blocks = num_rows if decode else num_tokens // (block_m // group) + num_rows
     busy = num_rows if decode else num_tokens // (block_m // group) + 1
     groups = heads // group
@@ -69,7 +69,7 @@ def attend(
             BLOCK_L=max(16, triton.next_power_of_2(rank)),
             BLOCK_R=max(16, triton.next_power_of_2(width - rank)),
             BLOCK_M=block_m,
-            BLOCK_N=16 if exact else 32,
+            BLOCK_N=16 if exact or block_m > 16 else 32,
             BLOCK_C=triton.next_power_of_2(parts),
             PAGE_SIZE=cache_PS1X.shape[1],
             DECODE=decode,

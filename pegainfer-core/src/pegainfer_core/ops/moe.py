@@ -49,11 +49,11 @@ def mix_experts(x_TE: Tensor, gate_up_X2FE: Tensor, down_XEF: Tensor, ids_TK: Te
 
         return moe_triton.mix_experts(x_TE, gate_up_X2FE, down_XEF, ids_TK, weights_TK)
     if x_TE.device.type == "cpu":
-        return _mix_chosen(x_TE, gate_up_X2FE, down_XEF, ids_TK, weights_TK)
-    return _mix_all(x_TE, gate_up_X2FE, down_XEF, ids_TK, weights_TK)
+        return mix_chosen(x_TE, gate_up_X2FE, down_XEF, ids_TK, weights_TK)
+    return mix_all(x_TE, gate_up_X2FE, down_XEF, ids_TK, weights_TK)
 
 
-def _mix_chosen(x_TE: Tensor, gate_up_X2FE: Tensor, down_XEF: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
+def mix_chosen(x_TE: Tensor, gate_up_X2FE: Tensor, down_XEF: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
     """Expert by expert, those that some token goes to: the host reads ids, which costs a CPU nothing."""
     flat = ids_TK.flatten()
     order = flat.argsort(stable=True)
@@ -71,7 +71,7 @@ def _mix_chosen(x_TE: Tensor, gate_up_X2FE: Tensor, down_XEF: Tensor, ids_TK: Te
     return out_TE.to(x_TE.dtype)
 
 
-def _mix_all(x_TE: Tensor, gate_up_X2FE: Tensor, down_XEF: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
+def mix_all(x_TE: Tensor, gate_up_X2FE: Tensor, down_XEF: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
     """Every expert for every token: many times the work, but nothing depends on values, so that it can be captured."""
     weights_TX = torch.zeros(len(x_TE), len(down_XEF), dtype=torch.float32, device=x_TE.device)
     weights_TX.scatter_(1, ids_TK, weights_TK)
